@@ -10,7 +10,7 @@ import numpy.typing as npt
 from collector.host.iteration_rows import IterationRows, Ring, goes_on
 from netmon.dl.grouped import starts
 from netmon.dl.verdict import NOTABLE, Steps, matrix
-from netmon.dl.verdict.baseline import CHANGED, FEWEST, LASTS, Durations, baseline_rows, usual_by
+from netmon.dl.verdict.baseline import CHANGED, FEWEST, LASTS, Durations, baseline_by, baseline_rows
 
 STEP = np.dtype(
     [
@@ -20,21 +20,21 @@ STEP = np.dtype(
         ("session", "<i4"),
     ]
 )
-"""An iteration of a rank; times in its host's mono, index of its session."""
+"""An iteration of a rank; times in its host's mono; session: its index."""
 
 _COLUMNS = [name for name in STEP.names or () if name != "shared"]
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
 _RANKS = 1 << 32
-_BEFORE = -(1 << 62)  # any number of an iteration
+_BEFORE = -(1 << 62)  # before any iteration's number
 _OPEN = 64  # iterations of which some rank may still be missing
-_NEARLY = 1.1  # times what was usual a few iterations ago: it may stand out
-_AGAIN = 16  # iterations after which the baseline is looked at again
+_NEARLY = 1.1  # times the baseline of a few iterations ago: it may stand out
+_AGAIN = 16  # iterations after which the baseline is computed again
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
 class JobSteps:
-    """Of one job."""
+    """The recent iterations of one job."""
 
     def __init__(self) -> None:
         self._steps = Ring(STEP, _ITERATIONS, _MOST)
@@ -46,15 +46,18 @@ class JobSteps:
         self._open: dict[int, tuple[int, int, int]] = {}  # ranks that have ended it, longest, least computed
         self._durations: deque[tuple[int, int]] = deque(maxlen=_ITERATIONS)  # number and duration of whole iterations
         self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
-        self._accounted: dict[int, int] = {}  # the last iteration of each rank of which it is known what else there was
+        self._accounted: dict[int, int] = {}  # the last iteration of each rank whose foreign traffic is known
         self._baseline_ns = self._baseline_until = 0
         self._computed: deque[int] = deque(maxlen=2 * LASTS)  # of the rank with the least, in the last iterations
         self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
         self._published: deque[int] = deque(maxlen=_OPEN)  # numbers
 
     def add(self, hosts: Mapping[int, str], rows: IterationRows) -> list[int]:
-        """Iterations that have ended; the numbers of those that are whole by that and stand out, and of earlier ones of
-        which it is known by that that the job has changed its pace with them. hosts: by index."""
+        """Add ended iterations. hosts: by index.
+
+        Returns the numbers of those that are now whole and stand out, and of an earlier one with which the job changed
+        its pace, if that is known now.
+        """
         rank = rows.each_of("rank")
         if goes_on(rows, rank, dict.fromkeys(rank.tolist(), _BEFORE) | self._last):
             return self._add(hosts, rows, rank)
@@ -82,7 +85,7 @@ class JobSteps:
         return [found for one in each_number for found in self._whole(*one)]
 
     def were_shared(self, rows: IterationRows) -> None:
-        """The nodes of these ranks carried foreign traffic in these iterations, which have ended."""
+        """Mark these ended iterations: their ranks' nodes had foreign traffic."""
         if not len(rows):
             return
         known, number = self._steps.rows, self._steps.rows["number"]
@@ -92,17 +95,17 @@ class JobSteps:
         self._shared.extend(rows.number.tolist())
 
     def were_accounted(self, rows: IterationRows) -> None:
-        """It is known whether there was foreign traffic in these iterations; those with it were reported before."""
+        """Mark these iterations: their foreign traffic is known. Those with some were passed to were_shared before."""
         for rank, number in zip(rows.each_of("rank").tolist(), rows.number.tolist(), strict=True):
             self._accounted[rank] = max(number, self._accounted.get(rank, -1))
 
     @property
     def _known_until(self) -> int:
-        """The last iteration of which it is known of all ranks; −1: none."""
+        """The last iteration whose foreign traffic is known of all ranks; −1: none."""
         return min((self._accounted.get(rank, -1) for rank in self._last), default=-1)
 
     def _begin_anew(self, rank: int) -> None:
-        """A new process, which counts from the start: what it was is no measure of what it is."""
+        """A new process counts from 0: earlier iterations are no baseline for its iterations."""
         self._steps.drop(rank)
         self._open.clear()
         self._durations.clear()
@@ -135,18 +138,18 @@ class JobSteps:
         return np.sort(own, order="rank")
 
     def mark_published(self, number: int) -> bool:
-        """A verdict on an iteration is about to be published; False: there was one."""
+        """Note that a verdict on an iteration is about to be published. False: there was one before."""
         if number in self._published:
             return False
         self._published.append(number)
         return True
 
     def may_change(self, number: int) -> bool:
-        """Whether the job may have changed its pace by this iteration: some more will tell."""
+        """Whether the job may have changed its pace with this iteration: the next ones will show it."""
         return any(number == other for other, _ in self._other)
 
     def _change(self, number: int, computed_ns: int) -> list[int]:
-        """The first iteration of a new pace, if it is known with this one. Which it is the rows tell."""
+        """The first iteration of a new pace, by the rows, if this iteration makes it known."""
         before = float(np.median(self._computed)) if len(self._computed) >= FEWEST else computed_ns
         longer = computed_ns >= CHANGED * before
         if not longer and computed_ns * CHANGED > before:
@@ -167,23 +170,23 @@ class JobSteps:
             self._durations = deque((one for one in self._durations if one[0] >= first), maxlen=self._durations.maxlen)
             self._computed.clear()
             self._baseline_until = 0
-        if found or len(self._other) == 2 * LASTS:  # it is no change, and what it computes goes on with it
+        if found or len(self._other) == 2 * LASTS:  # it is no change: these iterations count as before
             self._computed.extend(computed for _, computed in self._other)
             self._other.clear()
         return [first] if found else []
 
     def _stands_out(self, longest_ns: int) -> bool:
-        """Of the last whole iteration. What is usual is looked at again where one that is a little older is too near to
-        tell."""
+        """Whether the last whole iteration stands out. The baseline is computed again only where a slightly older one
+        does not decide it."""
         baseline_ns = self._baseline()
         if not 0 < _NEARLY * baseline_ns <= longest_ns:
             return False
         return NOTABLE * self._baseline(again=True) <= longest_ns
 
     def _baseline(self, again: bool = False) -> int:
-        """How long the last whole iteration usually takes, or, unless again, one shortly before it; 0: not known.
+        """Baseline of the last whole iteration, or, unless `again`, of one shortly before it, ns; 0: not known.
 
-        One of which it is not known yet that it met no foreign traffic is no measure.
+        An iteration counts only once it is known to have met no foreign traffic.
         """
         if self._baseline_until > 0 and not again:
             self._baseline_until -= 1
@@ -193,11 +196,11 @@ class JobSteps:
         whole, pace = np.ones(len(number), np.bool_), np.zeros(len(number), np.int64)
         of = Durations(took.astype(np.float64), whole, shared, pace)
         rows = baseline_rows(of, len(of) - 1)
-        self._baseline_ns, self._baseline_until = usual_by(of, rows), _AGAIN if len(rows) >= _AGAIN else 0
+        self._baseline_ns, self._baseline_until = baseline_by(of, rows), _AGAIN if len(rows) >= _AGAIN else 0
         return self._baseline_ns
 
     def rows(self) -> npt.NDArray[np.void]:
-        """A copy, dtype STEP, in no order. Those of which it is not known yet count as shared: they are no measure."""
+        """A copy, dtype STEP, in no order. Those whose foreign traffic is not known count as shared."""
         rows = self._steps.rows
         rows = rows[rows["rank"] >= 0]
         rows["shared"] |= rows["number"] > self._known_until

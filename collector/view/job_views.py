@@ -21,7 +21,7 @@ from netmon.dl.classify import ring_bytes
 from netmon.dl.iterations import Iteration, between
 from netmon.dl.step_alignment import combined
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.baseline import MOST, Durations, baseline_rows, usual_by
+from netmon.dl.verdict.baseline import MOST, Durations, baseline_by, baseline_rows
 from netmon.dl.verdict.incidents import LATELY_NS, Incidents
 from netmon.records import Source, Table
 from netmon.views import (
@@ -259,9 +259,9 @@ class JobHistory:
             steps[name] = np.where(known, rows[name] + utc, 0)
         return steps
 
-    def usual_ns(self, ranks: Collection[int], number: int) -> int:
-        """How long an iteration usually takes by what has settled; whole are those that all of these ranks have. 0: not
-        known."""
+    def baseline_ns(self, ranks: Collection[int], number: int) -> int:
+        """Baseline of an iteration, ns, by the settled rows; 0: not known. An iteration is whole if all of these ranks
+        have it."""
         rows = self._accounted.rows
         rows = rows[np.isin(rows["rank"], list(ranks))]
         numbers, of_row = groups(rows["number"])
@@ -270,7 +270,7 @@ class JobHistory:
         shared[of_row[rows["shared"]]] = True
         whole = np.bincount(of_row, minlength=len(slowest)) == len(ranks)
         of = Durations(slowest, whole, shared, np.zeros(len(slowest), np.int64))
-        return usual_by(of, baseline_rows(of, int(np.searchsorted(numbers, number))))
+        return baseline_by(of, baseline_rows(of, int(np.searchsorted(numbers, number))))
 
 
 _Numbers = npt.NDArray[np.int64]
@@ -465,7 +465,7 @@ class Jobs:
                 members = job.members()
                 going = members.keys() - dict(job.behind(members)).keys()
                 job.baseline_at = int(number.max())
-                job.baseline_ns = job.history.usual_ns(going, job.baseline_at)
+                job.baseline_ns = job.history.baseline_ns(going, job.baseline_at)
             if job.baseline_ns:
                 found.append(own[rows.duration_ns[own] >= NOTABLE * job.baseline_ns])
         return np.concatenate(found)

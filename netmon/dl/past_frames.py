@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from netmon.dl.grouped import SAME_NS
-from netmon.dl.verdict.baseline import Durations, matrix, usual
+from netmon.dl.verdict.baseline import Durations, baseline_durations, matrix
 from netmon.dl.verdict.evidence import Steps
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Table
 from netmon.views import STEP_TIMES, FlowView, LinkView
@@ -81,7 +81,8 @@ def _with_baseline(steps: Table) -> Table:
         order = np.argsort(run["number"], kind="stable")
         of = run[order]
         pace = np.cumsum(of["changed"]) - int(of["changed"][:1].sum())
-        run["usual_ns"][order] = usual(Durations(of["longest_ns"].astype(np.float64), of["whole"], of["shared"], pace))
+        durations = Durations(of["longest_ns"].astype(np.float64), of["whole"], of["shared"], pace)
+        run["usual_ns"][order] = baseline_durations(durations)
     return steps
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from netmon.dl.hangs import line as hang_line
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.baseline import usual_of_job
+from netmon.dl.verdict.baseline import baseline_of_job
 from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import broken, clock, day
@@ -105,7 +105,7 @@ def calm(jobs: Sequence[JobView], found: Sequence[Incident], names: Mapping[str,
     """What is said where no incident goes on. jobs: those that train."""
     if not jobs or any(one.ongoing for one in found) or any(not hang.until_ns for job in jobs for hang in job.hangs):
         return []
-    baselines = {job.job: usual_of_job(job) for job in jobs}
+    baselines = {job.job: baseline_of_job(job) for job in jobs}
     slow = [job for job in jobs if 0 < NOTABLE * baselines[job.job] <= job.last_ns]
     if slow:
         job, *more = slow

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.baseline import usual_of_job
+from netmon.dl.verdict.baseline import baseline_of_job
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
@@ -102,7 +102,7 @@ def _pace(job: JobView) -> Iterator[Text]:
         return
     yield Text.assemble("iteration ", (iteration(job.iteration, job.relative), "bold"))
     yield Text.assemble("last ", (_duration(job.last_ns), "bold"))
-    yield Text(f"usual {_duration(usual_of_job(job))}")
+    yield Text(f"usual {_duration(baseline_of_job(job))}")
     yield Text(f"p99 {_duration(job.p99_ns)}")
     yield Text(f"{job.source.name.lower()} ± {format_duration(job.error_ns)}")
 
@@ -211,7 +211,7 @@ def _ran(job: JobView) -> bool:
 
 
 def _slowness(job: JobView) -> float:
-    baseline = usual_of_job(job)
+    baseline = baseline_of_job(job)
     return job.last_ns / baseline if baseline else math.nan
 
 
@@ -224,7 +224,7 @@ def last_text(job: JobView) -> Text:
     """`455 / 312 ms`, yellow where that is notably longer than the baseline."""
     if not _ran(job):
         return Text()
-    baseline = usual_of_job(job)
+    baseline = baseline_of_job(job)
     slow = 0 < NOTABLE * baseline <= job.last_ns
     last, unit = format_duration(job.last_ns).rsplit(" ", 1)
     known = format_duration(baseline) if baseline else UNKNOWN

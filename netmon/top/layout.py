@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
-from netmon.dl.verdict.baseline import usual_of_job
+from netmon.dl.verdict.baseline import baseline_of_job
 from netmon.dl.verdict.incidents import of_verdict, remedy
 from netmon.dl.verdict.incidents import renamed as renamed_incident
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
@@ -245,7 +245,7 @@ def _from_durations(job: JobView | None) -> list[Step]:
     """The last iterations without their times, where no source has them."""
     if job is None:
         return []
-    first, baseline = job.iteration - len(job.durations_ns) + 1, usual_of_job(job)
+    first, baseline = job.iteration - len(job.durations_ns) + 1, baseline_of_job(job)
     each = enumerate(job.durations_ns.tolist(), first)
     steps = [Step(job.job, number, 0, 0, duration, baseline, job.relative) for number, duration in each]
     return steps[::-1]

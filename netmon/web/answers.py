@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from netmon.dl.hangs import line as hang_line
-from netmon.dl.verdict.baseline import MOST, Durations, usual
+from netmon.dl.verdict.baseline import MOST, Durations, baseline_durations
 from netmon.dl.verdict.incidents import Incidents, line, remedy, who
 from netmon.errors import UsageError
 from netmon.history.dataset import plain_words
@@ -38,7 +38,7 @@ class _Step(NamedTuple):
     number: int
     end_ns: int
     duration_ns: int
-    usual_ns: int  # 0: not known
+    baseline_ns: int  # 0: not known
 
 
 def _pair(pair: RankPair) -> dict[str, Any]:
@@ -113,9 +113,9 @@ class Answers:
             "name": name,
             "number": step.number,
             "last_ns": step.duration_ns,
-            "usual_ns": step.usual_ns,
+            "usual_ns": step.baseline_ns,
             "end_ns": str(step.end_ns),
-            "silent_ns": max(0, now_ns - step.end_ns - 10 * max(step.usual_ns, 3_000_000_000)),
+            "silent_ns": max(0, now_ns - step.end_ns - 10 * max(step.baseline_ns, 3_000_000_000)),
             "lost_ns": sum(one.lost_ns for one in found),
             "incidents": len(found),
             "ongoing": worst is not None and worst.ongoing,
@@ -163,18 +163,18 @@ class Answers:
         own = _JobSteps.of(steps if at >= 0 else (), at, begin_ns, end_ns)
         drawn = _slowest(own, begin_ns, end_ns)
         said = _said(catalogue, at)
-        usual_ns = np.full(len(drawn), said) if said else own.usual_ns(drawn, self._changes(job))
+        baseline_ns = np.full(len(drawn), said) if said else own.baseline_ns(drawn, self._changes(job))
         cause = np.full(len(drawn), 255, np.uint8)
         for row, (start_ns, number) in enumerate(zip(own.start_ns[drawn], own.number[drawn].tolist(), strict=True)):
             for verdict in self._verdicts.get((job, number), ()):
                 if abs(verdict.start_ns - start_ns) < verdict.duration_ns:
-                    cause[row], usual_ns[row] = verdict.cause, verdict.usual_ns or usual_ns[row]
+                    cause[row], baseline_ns[row] = verdict.cause, verdict.usual_ns or baseline_ns[row]
         return {"job": job, "pending": pending}, {
             "start_ns": (own.start_ns[drawn] - begin_ns).astype(np.float64),
             "took_ns": own.took_ns[drawn].astype(np.float64),
             "number": own.number[drawn].astype(np.float64),
             "cause": cause,
-            "usual_ns": np.where(usual_ns > 0, usual_ns, np.nan),
+            "usual_ns": np.where(baseline_ns > 0, baseline_ns, np.nan),
         }
 
     def _changes(self, job: str) -> list[int]:
@@ -190,8 +190,8 @@ class Answers:
         if not len(own.number):
             return None
         last = int(own.end_ns.argmax())
-        usual_ns = _said(catalogue, lane) or int(own.usual_ns(np.array([last]), self._changes(job))[0])
-        return _Step(int(own.number[last]), int(own.end_ns[last]), int(own.took_ns[last]), usual_ns)
+        baseline_ns = _said(catalogue, lane) or int(own.baseline_ns(np.array([last]), self._changes(job))[0])
+        return _Step(int(own.number[last]), int(own.end_ns[last]), int(own.took_ns[last]), baseline_ns)
 
 
 class _JobSteps(NamedTuple):
@@ -219,20 +219,21 @@ class _JobSteps(NamedTuple):
     def took_ns(self) -> npt.NDArray[np.int64]:
         return self.end_ns - self.start_ns
 
-    def usual_ns(self, rows: npt.NDArray[np.intp], changes: Sequence[int]) -> npt.NDArray[np.int64]:
-        """How long some of them usually take; 0: not known. changes: when the job has changed its pace."""
+    def baseline_ns(self, rows: npt.NDArray[np.intp], changes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Baselines of some of them, ns; 0: not known. changes: when the job has changed its pace."""
         pace, found = np.searchsorted(changes, self.start_ns, "right"), np.zeros(len(rows), np.int64)
         anew = (np.flatnonzero(np.diff(self.number) < -1) + 1).tolist()
         for first, last in pairwise([0, *anew, len(self.number)]):
             run, own = slice(first, last), np.flatnonzero((rows >= first) & (rows < last))
             took = self.took_ns[run].astype(np.float64)
-            found[own] = usual(Durations(took, self.whole[run], self.shared[run], pace[run]), rows[own] - first)
+            durations = Durations(took, self.whole[run], self.shared[run], pace[run])
+            found[own] = baseline_durations(durations, rows[own] - first)
         return found
 
 
 def _said(catalogue: Catalogue, lane: int) -> int:
-    """How long a job's last step usually takes, as its collector says; 0: it does not."""
-    return catalogue.usual_ns.get(catalogue.lanes[lane].job, 0) if lane >= 0 else 0
+    """Baseline of a job's last step, ns, as its collector reports it; 0: it reports none."""
+    return catalogue.baseline_ns.get(catalogue.lanes[lane].job, 0) if lane >= 0 else 0
 
 
 def job_lanes(catalogue: Catalogue) -> dict[str, int]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from netmon.dl.grouped import last_versions
 from netmon.dl.sharing.advice_text import called
-from netmon.dl.verdict.baseline import usual_of_job
+from netmon.dl.verdict.baseline import baseline_of_job
 from netmon.dl.verdict.verdict_text import from_columns, renamed
 from netmon.errors import DataError, NetmonError
 from netmon.records import CLASS_NAMES, Direction
@@ -283,7 +283,7 @@ class LiveHistory:
             end_ns=self.end_ns,
             capacity_bps=capacity,
             job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},
-            usual_ns={**known.usual_ns, **{job.job: usual_of_job(job) for job in snapshot.jobs}},
+            baseline_ns={**known.baseline_ns, **{job.job: baseline_of_job(job) for job in snapshot.jobs}},
             theory={**known.theory, **theory},
             not_understood=unclear,
             unheard_ns=unheard,

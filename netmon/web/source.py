@@ -317,7 +317,7 @@ class Catalogue:
     end_ns: int = 0
     capacity_bps: Mapping[str, float] = field(default_factory=dict)  # by host: one direction, all interfaces
     job_names: Mapping[str, str] = field(default_factory=dict)  # what people call them
-    usual_ns: Mapping[str, int] = field(default_factory=dict)  # of each job's last iteration, where a collector says it
+    baseline_ns: Mapping[str, int] = field(default_factory=dict)  # of each job's last iteration, if reported
     theory: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by job: bytes measured, equation 3.1
     not_understood: Sequence[str] = ()  # names of jobs of whose steps nothing is said
     unheard_ns: tuple[tuple[int, int], ...] = ()  # begin and end of times of which rates are known of moments only

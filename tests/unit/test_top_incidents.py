@@ -15,7 +15,7 @@ from synthetic_past import SLOW, SyntheticPast
 from test_top_frame import PLAIN, drawn
 from test_top_program import Seen, Source, compare, patient, run  # noqa: F401
 
-from netmon.dl.verdict.baseline import usual_of_job
+from netmon.dl.verdict.baseline import baseline_of_job
 from netmon.dl.verdict.incidents import incidents
 from netmon.top.frame import document
 from netmon.top.incidents import calm, lines_of, of_past, with_older
@@ -151,8 +151,8 @@ def test_older_incidents_come_from_the_past_and_none_twice() -> None:
 
 def test_one_usual_time_is_on_a_screen() -> None:
     job = replace(example().jobs[0], usual_ns=333_000_000)
-    assert usual_of_job(job) == 333_000_000
-    assert usual_of_job(replace(job, usual_ns=0)) == 310_000_000  # of a collector that does not say
+    assert baseline_of_job(job) == 333_000_000
+    assert baseline_of_job(replace(job, usual_ns=0)) == 310_000_000  # of a collector that does not say
     past = SyntheticPast()
 
     async def look(seen: Seen) -> None:

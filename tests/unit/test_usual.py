@@ -16,7 +16,7 @@ from netmon.cli import main
 from netmon.dl.iterations import Iteration
 from netmon.dl.past_frames import joined_times, step_times
 from netmon.dl.verdict import judge, no_link_totals
-from netmon.dl.verdict.baseline import FEWEST, MOST, Durations, baseline_rows, median, usual
+from netmon.dl.verdict.baseline import FEWEST, MOST, Durations, baseline_durations, baseline_rows, median
 from netmon.history.judging import steps_of as steps_of_job
 from netmon.history.past import DatasetPast, StoredRows
 from netmon.records import Moment, Source
@@ -82,7 +82,7 @@ def test_the_collector_looks_for_slow_iterations_by_the_same(rows, judged):
         if len(ranks) < own["size"].max():
             continue  # what is known of some ranks only has no verdict
         for number in own["iteration"].unique():
-            assert history.usual_ns(ranks, number) == judged[job, number]
+            assert history.baseline_ns(ranks, number) == judged[job, number]
 
 
 _MOMENTS = Moment.STEP_START, Moment.STEP_END
@@ -97,7 +97,7 @@ def test_it_is_the_median_of_the_iterations_before_that_are_a_measure():
                 *(random.random(count) < 0.9, random.random(count) < often),
                 np.cumsum(np.arange(count) == 15),
             )
-            found = usual(of)
+            found = baseline_durations(of)
             for row in random.integers(0, count, 20).tolist():
                 compared = baseline_rows(of, row)
                 pace = of.pace[row] - (row == 15)

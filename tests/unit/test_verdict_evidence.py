@@ -234,7 +234,7 @@ def test_what_is_sent_again_for_long_is_no_measure_of_itself():
     quick = np.array([not 10 <= second < 25 for second in range(30)])
     told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool), quick)
     assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {0: pytest.approx(40_000)}
-    assert not sent_again(replace(told, usual=np.ones(30, bool)), BEGIN + 17_000 * MS, BEGIN + 18_000 * MS)
+    assert not sent_again(replace(told, in_baseline=np.ones(30, bool)), BEGIN + 17_000 * MS, BEGIN + 18_000 * MS)
 
 
 def test_a_connection_with_few_other_rows_is_compared_with_all_of_the_job():

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed: the page cannot be served")
 from synthetic_source import BEGIN_NS, MS, Synthetic
 
-from netmon.dl.verdict.baseline import of_durations, usual, usual_of_last
+from netmon.dl.verdict.baseline import baseline_durations, baseline_of_last, of_durations
 from netmon.dl.verdict.incidents import step_parts
 from netmon.views import Cause, Hang, Hung
 from netmon.web.answers import Answers
@@ -40,12 +40,12 @@ def test_usual_is_the_one_baseline_or_what_the_collector_says() -> None:
     lanes = source.lanes
     took = (lanes.end_ns - lanes.bounds[:, 0])[lanes.first[0] : lanes.last[0]]
     [row] = Answers(source).jobs()["jobs"]
-    assert row["usual_ns"] == usual_of_last(of_durations(took))
+    assert row["usual_ns"] == baseline_of_last(of_durations(took))
     lanes.shared[lanes.first[0] : lanes.last[0]] = took > np.quantile(took, 0.4)  # the quiet ones are the measure
     [row] = Answers(source).jobs()["jobs"]
     quiet = took[~lanes.shared[lanes.first[0] : lanes.last[0]]]
     assert row["usual_ns"] == pytest.approx(np.median(quiet), rel=0.01)
-    source.known = replace(source.known, usual_ns={"job-000": 123 * MS})
+    source.known = replace(source.known, baseline_ns={"job-000": 123 * MS})
     [row] = Answers(source).jobs()["jobs"]
     assert row["usual_ns"] == 123 * MS
 
@@ -120,7 +120,7 @@ def test_steps_have_their_cause_also_where_a_number_comes_again() -> None:
     took = (lane.end_ns - lane.bounds[:, 0])[lane.first[0] : lane.last[0]]  # one rank's are all ranks'
     assert dict(zip(bars["number"], bars["usual_ns"], strict=True)).items() >= {
         (number, expected)
-        for number, expected in enumerate(usual(of_durations(took)))
+        for number, expected in enumerate(baseline_durations(of_durations(took)))
         if number != one.iteration and number in bars["number"]
     }
     _, bars = answers.bars("nobody", BEGIN_NS, BEGIN_NS + 60_000 * MS)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterations of a job as a matrix of iterations and ranks, and the baseline among them.
 
-How long an iteration usually takes is what `usual` says of it, wherever netmon says it.
+`baseline_durations` defines the baseline duration of an iteration for all of netmon.
 
-A job may change its pace itself: with another batch size, say, every rank computes longer from then on. What comes
-before such a change is no measure of what follows. Traffic, a slow link, a late rank and a pause make iterations
-longer, but not the computing of all ranks, for many iterations alike.
+A job may change its pace itself: with another batch size, say, every rank computes longer from then on. Iterations
+before such a change are no baseline for those after it. Traffic, a slow link, a late rank and a pause make iterations
+longer, too, but they do not make all ranks compute longer, equally, in many iterations.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from netmon.views import JobView
 _SAME_NS = 1_000_000  # two times of one moment may differ by the clocks' comparison
 
 FEWEST = 5
-"""Iterations from which on there is a baseline."""
+"""Fewest iterations of a baseline."""
 
 # --- Where the job itself changes its pace.
 
@@ -41,8 +41,8 @@ _Floats = npt.NDArray[np.float64]
 def changes(computed: _Floats, took: _Floats) -> list[int]:
     """Rows that are the first ones after a change, ascending.
 
-    computed: (iterations, ranks), ns beside waiting for gradients, nan: not known; took: (iterations,), ns, of the
-    slowest rank. Iterations that are not known of all ranks are passed over.
+    computed: (iterations, ranks), ns without waiting for gradients, nan: not known; took: (iterations,), ns, of the
+    slowest rank. Iterations that are not known of all ranks are skipped.
     """
     known = np.flatnonzero(np.isfinite(computed).all(axis=1) & (computed > 0).all(axis=1))
     log, duration = np.log(computed[known]), np.log(took[known])
@@ -59,7 +59,7 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
     if count <= FEWEST:
         return None
     rows = np.arange(FEWEST, count)
-    # Most jobs never change: the whole and one rank tell, before all ranks are looked at.
+    # Most jobs never change: the whole iteration and one rank rule most rows out before all ranks are compared.
     for values, least in ((duration, _TAKES), (log[:, 0], CHANGED)):
         column = values[:, None]
         later = np.median(_after(column, rows), axis=2) - _medians_before(column, rows)
@@ -100,18 +100,18 @@ def _medians_before(values: _Floats, rows: npt.NDArray[np.intp]) -> _Floats:
 # --- The matrix, and the baseline of each of its iterations.
 
 MOST = 200
-"""Iterations that make it: the nearest."""
+"""Most iterations of a baseline: the nearest."""
 
 _AT_ONCE = 4_096  # iterations whose baselines are in memory together
 
 
 @dataclass(frozen=True)
 class Durations:
-    """The iterations of one job, none twice, in their order: all that their baseline takes. Arrays (iterations,)."""
+    """The input of baselines: the distinct iterations of one job, in order. Arrays (iterations,)."""
 
     slowest: _Floats  # ns, of the slowest rank
     whole: npt.NDArray[np.bool_]  # every rank that the job had has a row
-    shared: npt.NDArray[np.bool_]  # some rank's host carried foreign traffic, or it is not known yet
+    shared: npt.NDArray[np.bool_]  # some rank's host had foreign traffic, or it is not known yet
     pace: npt.NDArray[np.int64]  # how often the job had changed its pace until then
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class Matrix:
 
     @cached_property
     def duration(self) -> _Floats:
-        """Of each rank."""
+        """(iterations, ranks): ns."""
         return self.end - self.start
 
     @cached_property
@@ -226,33 +226,33 @@ def baseline_rows(of: Durations, row: int) -> npt.NDArray[np.intp]:
     return np.asarray(found[found >= 0])
 
 
-def usual(of: Durations, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:
-    """How long each (of these rows) usually takes, ns: the median of those that it is compared with. 0: not known."""
+def baseline_durations(of: Durations, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:
+    """Baseline of each (of these rows), ns: the median of the iterations that it is compared with; 0: not known."""
     rows = np.arange(len(of)) if rows is None else rows
     pieces = (rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE))
     return np.concatenate([np.empty(0, np.int64), *(_medians(of, piece) for piece in pieces)])
 
 
-def usual_by(of: Durations, compared: npt.NDArray[np.intp]) -> int:
-    """The same of one, by its baseline_rows."""
+def baseline_by(of: Durations, compared: npt.NDArray[np.intp]) -> int:
+    """The same of one iteration. compared: its baseline_rows."""
     return int(median(of.slowest[compared])) if len(compared) else 0
 
 
 def of_durations(slowest_ns: npt.ArrayLike) -> Durations:
-    """Iterations of which no more is known than how long they took: each is a measure."""
+    """Durations of iterations of which nothing else is known: each may be in a baseline."""
     slowest = np.asarray(slowest_ns, np.float64)
     every, none = np.ones(len(slowest), np.bool_), np.zeros(len(slowest), np.bool_)
     return Durations(slowest, every, none, none.astype(np.int64))
 
 
-def usual_of_last(of: Durations) -> int:
-    """How long the last of these iterations usually takes, ns; 0: not known."""
-    return usual_by(of, baseline_rows(of, len(of) - 1)) if len(of) else 0
+def baseline_of_last(of: Durations) -> int:
+    """Baseline of the last of these iterations, ns; 0: not known."""
+    return baseline_by(of, baseline_rows(of, len(of) - 1)) if len(of) else 0
 
 
-def usual_of_job(job: JobView) -> int:
-    """The same of a job's last one; of a collector that does not say, by the last ones."""
-    return job.usual_ns or usual_of_last(of_durations(job.durations_ns))
+def baseline_of_job(job: JobView) -> int:
+    """Baseline of a job's last iteration, ns; where the collector reports none, by the recent durations."""
+    return job.usual_ns or baseline_of_last(of_durations(job.durations_ns))
 
 
 def _medians(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
@@ -289,8 +289,8 @@ def _baselines(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp
 def _nearest(
     found: npt.NDArray[np.intp], into: npt.NDArray[np.intp], rows: npt.NDArray[np.intp], measure: npt.NDArray[np.bool_]
 ) -> None:
-    """Put in the measures that come before each row, the newest of them; where these are too few, those that are
-    nearest to it, itself not, if there are enough: what is told while it happens stays true afterwards."""
+    """Write into `found` the newest measures before each row; where these are too few, the nearest ones except the row
+    itself, if there are enough. So what is reported live stays true afterwards."""
     members = np.flatnonzero(measure)
     before = np.searchsorted(members, rows)
     late = before >= FEWEST

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What held a transfer up, cell by cell, in ns of each cause, and whose bytes or which link it was.
+"""What delayed a transfer, cell by cell, in ns of each cause, and whose bytes or which link it was.
 
-The model: alone, the job's gradients move as they usually do, and all of them take `usual_ns`. In a cell of width dt in
-which the share p of the iteration's gradients arrived, the transfer therefore lost dt − usual_ns · p. Summed over the
-transfer that is its length less the baseline, whatever the cells are called, so that the parts always add up. A cell
-is called by what was to be seen in it:
+The model: undisturbed, all of the job's gradients take `baseline_ns`. In a cell of width dt in which the share p of
+the iteration's gradients arrived, the transfer therefore lost dt − baseline_ns · p. Summed over the transfer that is
+its length less the baseline, whatever the cells are called, so the parts always add up. A cell is called by what it
+shows:
 
 * foreign: alongside the job's own bytes a link that still had gradients to carry was full with somebody else's;
 * lost: packets had just been dropped (bytes that left a host and did not arrive), or TCP says that it sent some again
@@ -31,12 +31,12 @@ from netmon.records import Direction
 _MS = 1_000_000 // CELL_NS  # cells
 _FULL = 0.75  # of a link's capacity
 _FULL_OVER = (_MS, 5 * _MS)  # on both sides
-_FOREIGN = 0.05  # of it: less does not hold anybody up
+_FOREIGN = 0.05  # of it: less delays nobody
 _REACH = 5 * _MS  # a queue that was full delays what follows
 _AFTER_LOSS = 30 * _MS
 _STOPPED = 5 * _MS  # without a byte
 PAUSED = 60 * _MS
-"""A gap that is shorter may be anything's: a crowded link's, a busy CPU's."""
+"""A shorter gap has many possible causes, such as a crowded link or a busy CPU."""
 
 _BEFORE_GAP, _BEFORE_TIMEOUT = 20 * _MS, 50 * _MS
 _TIMER_NS = 180_000_000  # TCP's shortest timeout is 200 ms
@@ -52,7 +52,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 class StallCause(IntEnum):
-    """What a cell is called."""
+    """What delayed the transfer in a cell."""
 
     SLOW = 0
     FOREIGN = 1
@@ -73,10 +73,10 @@ class Cells:
     """What the cells of a transfer, from `begin` on, are called, and what each of them lost (ns)."""
 
     begin: int
-    kind: npt.NDArray[np.uint8]  # Held
+    kind: npt.NDArray[np.uint8]  # StallCause
     lost_ns: _Floats
     link: npt.NDArray[np.int64]  # of a foreign cell: the link
-    traffic_owner: npt.NDArray[np.int64]  # of a foreign cell: who carried most there
+    traffic_owner: npt.NDArray[np.int64]  # of a foreign cell: who had most bytes there
     stops: tuple[Stop, ...]
     waits: tuple[tuple[int, int], ...] = ()  # in silences, as TCP says: a rank for another one's acknowledgement
 
@@ -86,7 +86,7 @@ class Cells:
 
 
 def together(one: Cells, other: Cells) -> Cells:
-    """The cells of two times; `begin` says nothing any more."""
+    """The cells of two times; its `begin` has no meaning."""
     names = ("kind", "lost_ns", "link", "traffic_owner")
     kind, lost_ns, link, traffic_owner = (np.concatenate([getattr(one, name), getattr(other, name)]) for name in names)
     stops, waits = (*one.stops, *other.stops), (*one.waits, *other.waits)
@@ -99,16 +99,15 @@ class Contested:
 
     cells: npt.NDArray[np.bool_]
     link: npt.NDArray[np.int64]  # −1 elsewhere
-    traffic_owner: npt.NDArray[np.int64]  # who carried most there
+    traffic_owner: npt.NDArray[np.int64]  # who had most bytes there
 
 
 def transfer_stalls(
     seen: Window, since_ns: float, until_ns: float, baseline_ns: float, full: Contested, over_ns: float = 0.0
 ) -> Cells:
-    """Call the cells of the transfer [since, until) (UTC), which takes usual_ns by itself.
+    """Classify the cells of the transfer [since, until) (UTC), which takes baseline_ns undisturbed.
 
-    over_ns: where it is the end of the transfer before, of which the beginning is not seen: until when (UTC) the one
-    after that lasts.
+    over_ns: where it is the end of the transfer before, whose beginning is not seen: the end (UTC) of the next one.
     full: of the same window.
     """
     begin, end = seen.cell(since_ns), max(seen.cell(until_ns), seen.cell(since_ns) + 1)
@@ -248,8 +247,8 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
 
 
 def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
-    """Who waited for whose acknowledgement, as TCP says, in a silence that is long enough to tell. Either of the two
-    had sent nothing for as long as TCP's timer takes; if it was the other one, it is who went on first."""
+    """Who waited for whose acknowledgement, as TCP says, in a silence that is long enough to show it. One of the two
+    had sent nothing for as long as TCP's timer takes; if it was the other one, that one resumed first."""
     if last - first < PAUSED:
         return set()
     begin, end = ((seen.first + cell) * CELL_NS for cell in (first, last))
@@ -261,12 +260,12 @@ def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
     return {(one, other) for one, other in waited if one in silent or (other == resumed and other in silent)}
 
 
-def who_went_on(seen: Window, stop: Stop) -> int:
-    """The rank that had stopped alone; −1: several had, or nobody can tell.
+def who_resumed(seen: Window, stop: Stop) -> int:
+    """The rank that had stopped alone; −1: more than one had, or it is not known.
 
-    Where one rank stops, the others go on until they lack what it would have sent; when it goes on, the next one sends
-    only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
-    sends at once. A piece is what a rank sends between two waits.
+    Where one rank stops, the others continue until they lack its data; when it resumes, the next one sends only after
+    it has received a whole piece. Where all stop, none continues for long, and each rank that has its data sends at
+    once. A piece is what a rank sends between two waits.
     """
     first, last = stop.begin, stop.end
     if not seen.fine or last >= seen.cells:
@@ -313,24 +312,23 @@ _MOSTLY = 0.5  # of the pieces, or of the time
 _FAST = 0.1  # of the pieces are faster than what a link reaches
 _BREAK = 0.5  # of a piece's time
 _FEWEST = 4  # pieces
-_AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
+_AS_LONG = 0.5  # of what a sender's link shows: the receiver's link shows where it was
 _DROPPED = 0.001  # of the bytes
 
 
 def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Window]) -> tuple[int, float] | None:
-    """The link (of seen.links) that held the transfer up by itself, and for how long (ns); None where none shows it.
+    """The link (of seen.links) that delayed the transfer by itself, and for how long (ns); None where none shows it.
 
-    times: the transfer, and what was left of the one before. In wide buckets whatever stops and goes looks even: they
-    show none. For a while, which may be shorter than the transfer: the link may have been slow for a moment only, or
-    again and again.
+    times: the transfer, and what was left of the one before. Wide buckets show none: in them, a transfer that stops and
+    resumes looks even. The link may be slow for a part of the transfer only, once or repeatedly.
     """
     if not seen.fine or not references:
         return None
     found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
     for link, one in enumerate(seen.links):
-        several = len(seen.sends_to) > link and len(seen.sends_to[link]) > 1
-        if one.direction == Direction.TX and not several and _other_end(seen, link) is not None:
-            continue  # a sender's bursts look fast: where its only receiver is watched, what comes in there tells
+        sends_to_many = len(seen.sends_to) > link and len(seen.sends_to[link]) > 1
+        if one.direction == Direction.TX and not sends_to_many and _other_end(seen, link) is not None:
+            continue  # a sender's bursts look fast: where its only receiver is watched, its link is judged instead
         found[one.direction].append((_longer(seen, times, link, references), link))
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
     ns, link = (
@@ -340,7 +338,7 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
 
 
 def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping[int, Window]) -> float:
-    """ns that a link took longer for what it carried slowly and evenly."""
+    """ns that a link took longer for bytes that crossed it slowly and evenly."""
     longer = 0.0
     for cells in times:
         span = slice(cells.begin, cells.begin + len(cells.kind))
@@ -504,7 +502,7 @@ _BUSY = 0.5  # of a time without a byte
 _MOST_STALLED = 1.5  # times what bytes take on a link, which works without a break while it is full
 
 SILENT = "silent"
-"""What is called so is a pause only if something else says that all ranks stood still by themselves."""
+"""A silence: it is a pause only if something else shows that all ranks stopped by themselves."""
 
 
 def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
@@ -566,12 +564,12 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
 
 
 def _whose(stop: Stop, one: Judged, busy_ns: dict[int, float]) -> str:
-    """Whose a time without a byte is: "late R", "pause", SILENT where the links and marks cannot tell, or, where it is
-    too short for anybody to, "".
+    """Whose doing a time without a byte is: "late R", "pause", SILENT where links and marks do not show it, or "" where
+    it is too short.
 
-    A rank that did something else meanwhile says so by its marks: it did not wait. Where several did, all paused; where
-    none did, all waited, and whoever is first to go on had stopped. busy_ns: by rank, for how long it did something
-    else, of which this takes its part.
+    The marks of a rank that did something else meanwhile show that it did not wait. Where more than one did, all
+    paused; where none did, all waited, and the first to resume had stopped. busy_ns: by rank, for how long it did
+    something else; this function subtracts its part.
     """
     seen = one.seen
     assert seen is not None
@@ -582,14 +580,14 @@ def _whose(stop: Stop, one: Judged, busy_ns: dict[int, float]) -> str:
         busy_ns[rank] -= length
     if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(busy_ns):
         return "pause" if stop.end - stop.begin >= PAUSED else ""
-    rank = max(busy, key=lambda rank: busy_ns[rank]) if busy else who_went_on(seen, stop)
+    rank = max(busy, key=lambda rank: busy_ns[rank]) if busy else who_resumed(seen, stop)
     if rank >= 0:
         return f"late {rank}"
     return SILENT if stop.end - stop.begin >= PAUSED and seen.fine else ""
 
 
 def _capacity(seen: Window) -> _Floats:
-    """(links,): wire bytes of a cell that the link can carry; where nobody tells, the most it did in 10 ms."""
+    """(links,): wire bytes of a cell that the link can carry; where that is not known, the most it did in 10 ms."""
     known = np.isfinite(seen.capacity)
     if known.all():
         return seen.capacity
@@ -599,7 +597,7 @@ def _capacity(seen: Window) -> _Floats:
 
 
 def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequence[Window]) -> list[Culprit]:
-    """Who held the transfer up, the most first; only what is more than nothing.
+    """Who delayed the transfer, the most first; only what is more than nothing.
 
     Nobody delayed it for longer than his bytes can: about what they take on the link. Of a rank's own transfers only
     what is more than in baseline iterations counts: what comes in each of them is a part of the job.

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of an iteration went by what NCCL's proxies tell, where the interfaces do not show its bytes.
+"""Where the time of an iteration went by the reports of NCCL's proxies, where the interfaces do not show its bytes.
 
-A rank came late if it was ready to send in a collective later than all others: for so long they waited for it alone.
-It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. All
-paused if no rank was ready for longer than usual after the collective before. A link was slow if single transfers from
-one rank, or to one, took longer for their bytes than they usually do, and the others did not, or, of a job between two
-hosts, most of them alike, or many one after the other. It is somebody else's doing if others' bytes on that link, in
-that time, take as long. All of it is compared with baseline iterations. What is not clear stays unknown.
+All of it is compared with baseline iterations; what is not clear stays unknown:
+
+* A rank was late if it was ready to send in a collective later than all others: so long they waited for it alone. It
+  is ready when its first bytes leave it, less its wait for their receiver (over RDMA a sender waits for that).
+* All paused if no rank was ready for longer than in the baseline after the collective before.
+* A link was slow if single transfers from one rank, or to one, took longer for their bytes, and the others did not.
+  In a job between two hosts: if most of them did alike, or many one after the other.
+* Others delayed it if their bytes on that link, in that time, take as long.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +42,7 @@ OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes
 
 _FEWEST = 3  # baseline iterations of which the transfers are known
 _CLEAR = 4.0  # standard deviations
-_AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
+_AFTER = 0.1  # of the baseline: all ranks waited at an iteration's end for what begins so soon after it
 _ALIKE, _ELSEWHERE = 0.5, 0.25  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
 _EVENLY = 0.7  # of its part of what the slowest pair lost
@@ -72,11 +74,11 @@ class Transfers:
 
 
 Sent = Callable[[], Transfers | None]
-"""What NCCL tells, put together when it is asked for; None: nothing is known."""
+"""NCCL's reports, collected when it is called; None: nothing is known."""
 
 
 def no_transfers() -> None:
-    """Where nobody tells of any."""
+    """For jobs without reports of transfers."""
 
 
 def called(job: str, process: str) -> str:
@@ -162,21 +164,21 @@ def weigh(transfers: Transfers, table: Matrix, row: int, baseline: Sequence[int]
         return None
     first, last = int(rows["start_ns"].min()), int(rows["end_ns"].max())
     spans = [_span(table, one) for one in (row, *baseline)]
-    usual = [one for one in spans[1:] if first <= one[0] and one[1] <= last]
-    if len(usual) < _FEWEST:
+    compared = [one for one in spans[1:] if first <= one[0] and one[1] <= last]
+    if len(compared) < _FEWEST:
         return None
-    excess = (spans[0][1] - spans[0][0]) - median([end - begin for begin, end in usual])
+    excess = (spans[0][1] - spans[0][0]) - median([end - begin for begin, end in compared])
     if excess <= 0:
         return None
     late, error_ns, paused = dict[int, float](), 0.0, 0.0
     if operations := _operations(rows, ranks):
-        late, error_ns = _late(operations, ranks, [spans[0], *usual])
-        paused = min(excess, _paused(operations, [spans[0], *usual], _span(table, row - 1) if row else spans[0]))
+        late, error_ns = _late(operations, ranks, [spans[0], *compared])
+        paused = min(excess, _paused(operations, [spans[0], *compared], _span(table, row - 1) if row else spans[0]))
     error_ns += 2.0 * transfers.clock_error_ns
     late = {rank: min(ns, excess) for rank, ns in late.items() if ns > max(error_ns, _LEAST / 2 * excess)}
     paused = paused if paused > max(error_ns, _LEAST * excess) else 0.0
     left = excess - sum(late.values()) - paused
-    slow = _slow(transfers, table, row, [spans[0], *usual], hosts, left) if left > _LEAST * excess else None
+    slow = _slow(transfers, table, row, [spans[0], *compared], hosts, left) if left > _LEAST * excess else None
     return Found(late, paused, slow, error_ns)
 
 
@@ -208,7 +210,7 @@ def _operations(rows: Table, ranks: Numbers) -> _Operations | None:
     np.minimum.at(queued, (operation, column), np.where(known["queued_ns"] >= 0, known["queued_ns"], known["start_ns"]))
     np.maximum.at(over, operation, known["end_ns"])
     first = np.flatnonzero(known["sends"] == 1)
-    first = first[np.argsort(known["start_ns"][first], kind="stable")[::-1]]  # of several the earliest is written last
+    first = first[np.argsort(known["start_ns"][first], kind="stable")[::-1]]  # the earliest is written last
     begun, peer = np.full(shape, -1), np.full(shape, -1)
     begun[operation[first], column[first]] = known["start_ns"][first]
     peer[operation[first], column[first]] = known["peer"][first]
@@ -280,7 +282,7 @@ def _slow(
         if index >= 0
     }
     more: dict[tuple[int, int], float] = {}
-    rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
+    rate: dict[tuple[int, int], float] = {}  # ns for a byte, in the baseline
     clear: dict[tuple[int, int], bool] = {}
     error: dict[tuple[int, int], float] = {}
     for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
@@ -312,11 +314,11 @@ def _slow(
     present = {
         link: _other(transfers, host_of.get(link[0], ""), link[1], spans) for pair in slow for link in ends[pair]
     }
-    # Others may hold up what one host sends and another one receives, also of pairs that have a third host in common.
+    # Others may delay transfers from one host to another one, also of pairs that have a third host in common.
     most = {pair: max(present[link][1] for link in ends[pair]) for pair in slow}
-    held_up = {pair: ns for pair, ns in slow.items() if most[pair] * rate[pair] >= _MOSTLY * ns}
-    behind = {pair for pair, ns in slow.items() if any(one[1] == pair[0] and held_up[one] >= ns for one in held_up)}
-    if slow.keys() - held_up.keys() - behind:
+    delayed = {pair: ns for pair, ns in slow.items() if most[pair] * rate[pair] >= _MOSTLY * ns}
+    behind = {pair for pair, ns in slow.items() if any(one[1] == pair[0] and delayed[one] >= ns for one in delayed)}
+    if slow.keys() - delayed.keys() - behind:
         near = {link: present[link] for link in links if cost[link] >= _ALIKE * cost[links[0]]}
         anywhere = max(most.values())
         elsewhere = anywhere > max(bytes_ for _, bytes_ in near.values())
@@ -339,9 +341,10 @@ def _slow(
 
 
 def _by_some_only(sent: Table, rate: float, lost: float, alone: bool) -> bool:
-    """Whether one of a pair's transfers lost most of it: it stood still once. alone: no other pair's are there to
-    compare these with, as between two hosts; then also whether most bytes lost less than their part: of all, or of
-    those that went while the link was slow.
+    """Whether one of a pair's transfers lost most of it: it stopped once.
+
+    alone: there is no other pair to compare with, as between two hosts; then also whether most bytes lost less than
+    their part: of all bytes, or of those that were sent while the link was slow.
     """
     sent = sent[np.argsort(sent["start_ns"], kind="stable")]
     more, bytes_ = sent["end_ns"] - sent["start_ns"] - sent["bytes"] * rate, sent["bytes"]
@@ -374,9 +377,9 @@ def _in_common(pairs: Iterable[tuple[int, int]], host_of: Mapping[int, str]) -> 
     return set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in pairs)) - {""}
 
 
-def _scatter(usual: npt.NDArray[np.float64]) -> float:
+def _scatter(values: npt.NDArray[np.float64]) -> float:
     """By how much these differ from their median at any time; a tenth of them may be disturbed themselves."""
-    return max(_CLEAR * spread(usual), float(np.quantile(usual, 0.9)) - median(usual))
+    return max(_CLEAR * spread(values), float(np.quantile(values, 0.9)) - median(values))
 
 
 def _took(own: Table, span: tuple[int, int]) -> tuple[int, int]:
@@ -391,7 +394,7 @@ def _begun(own: Table, span: tuple[int, int]) -> Table:
 
 
 def _other(transfers: Transfers, host: str, direction: Direction, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Who else had most bytes on a host's links, beyond what is usual, in the first of these times; how many."""
+    """Who else had most bytes beyond the baseline on a host's links in the first of these times; how many."""
     best = (-1, 0)
     for of, other in enumerate(transfers.others):
         if (other.host, other.direction) != (host, direction):
@@ -413,7 +416,7 @@ def _within(rows: Table, span: tuple[int, int]) -> float:
 def _by_others_only(
     transfers: Transfers, host_of: Mapping[int, str], spans: Sequence[tuple[int, int]], excess: float
 ) -> Slow | None:
-    """Where no single transfer is told: others' bytes that take as long on a link of known speed."""
+    """Where no single transfers are reported: others' bytes that take as long on a link of known speed."""
     found = []
     for rank, host in host_of.items():
         for way in Direction:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TCP itself says of the connections that carry a job's gradients (struct tcp_info, as differences of two looks).
+"""TCP's own counters of the connections of a job's gradients (struct tcp_info, as differences of two readings).
 
 While a sender waits for its timer, its data is unacknowledged, and TCP counts that time as busy. Where a rank has
-stopped, what it had sent is acknowledged, and nobody's connection is busy. So a silence tells which of the two it was,
-without any of the bytes that were lost having been seen.
+stopped, its data is acknowledged, and no connection is busy. So the busy time shows which of the two caused a silence,
+even if none of the lost bytes were captured.
 """
 
 from collections.abc import Sequence
@@ -52,13 +52,13 @@ _MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at t
 
 @dataclass(frozen=True)
 class Connections:
-    """What was said of one job's connections."""
+    """TCP's counters of one job's connections."""
 
     rows: Table  # dtype SAID
     rank: npt.NDArray[np.int64]  # (rows,) that sends
     peer: npt.NDArray[np.int64]  # (rows,) that receives; −1: not known
     control: npt.NDArray[np.bool_]  # (rows,) it carries no gradients
-    usual: npt.NDArray[np.bool_]  # (rows,) of a time in which the job was as quick as it is
+    in_baseline: npt.NDArray[np.bool_]  # (rows,) of a time in which the job's quick iterations ran
 
     @property
     def gradients(self) -> Table:
@@ -68,28 +68,30 @@ class Connections:
 
 
 def no_tcp_rows() -> npt.NDArray[np.void]:
-    """Where nobody asks TCP."""
+    """For jobs of which TCP's counters are not read."""
     return np.empty(0, SAID)
 
 
-def of_job(said: Table, whose: Sequence[Whose], job: str, usual_spans: Sequence[tuple[int, int]] = ()) -> Connections:
-    """The rows of a job's connections. usual_spans: when quick iterations went on (UTC), ascending; none: not known."""
+def of_job(
+    said: Table, whose: Sequence[Whose], job: str, baseline_spans: Sequence[tuple[int, int]] = ()
+) -> Connections:
+    """The rows of a job's connections. baseline_spans: of quick iterations (UTC), ascending; none: not known."""
     ours = np.array([one.job == job and not one.far for one in whose], np.bool_)
     kept = said[ours[said["of"]]] if len(said) else said
     of = kept["of"]
     columns = (np.array([getattr(one, name) for one in whose])[of] for name in ("rank", "peer", "control"))
     rank, peer, control = columns
-    usual = np.ones(len(kept), np.bool_)
-    if len(usual_spans):
-        begin, end = np.array(usual_spans, np.int64).T
+    in_baseline = np.ones(len(kept), np.bool_)
+    if len(baseline_spans):
+        begin, end = np.array(baseline_spans, np.int64).T
         middle = (kept["start_ns"] + kept["end_ns"]) // 2
-        usual = middle < end[np.maximum(np.searchsorted(begin, middle, "right") - 1, 0)]
-        usual &= middle >= begin[0]
-    return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_), usual)
+        in_baseline = middle < end[np.maximum(np.searchsorted(begin, middle, "right") - 1, 0)]
+        in_baseline &= middle >= begin[0]
+    return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_), in_baseline)
 
 
 def limited(said: Table, name: str, span: tuple[float, float], baseline: Sequence[tuple[float, float]]) -> float:
-    """ns beyond the baseline that one connection was held up in a time, at the most. name: a column of SAID.
+    """The most ns beyond the baseline that a connection was limited in a time. name: a column of SAID.
 
     Times are UTC; baseline: those to compare with. Rows count by the part of them that lies in a time.
     """
@@ -152,7 +154,7 @@ def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict
     Where a connection has too few other rows to say what comes now and then, all of the job's say it.
     """
     said, found, waited = connections.gradients, dict[int, float](), set[int]()
-    rank, usual = (each[~connections.control] for each in (connections.rank, connections.usual))
+    rank, in_baseline = (each[~connections.control] for each in (connections.rank, connections.in_baseline))
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     middle = (said["start_ns"] + said["end_ns"]) // 2
@@ -160,9 +162,9 @@ def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict
     timed_out_now = timed_out & (middle >= begin_ns) & (middle < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
-        others = own & ~inside & usual
+        others = own & ~inside & in_baseline
         if others.sum() < _FEWEST_SHARES:
-            others = ~inside & usual
+            others = ~inside & in_baseline
         known = others.any()
         baseline, now_and_then = (median(share[others]), np.quantile(share[others], _MOSTLY)) if known else (0.0, 0.0)
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)

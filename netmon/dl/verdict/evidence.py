@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verdict is judged by: the iterations of one job, and who carried what over its hosts' links, and when."""
+"""The input of a verdict: the iterations of one job, and whose bytes crossed its hosts' links, and when."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ CELL_NS = 250_000
 """Bytes are counted in cells of this width. The cell k is [k·CELL_NS, (k+1)·CELL_NS) of the UTC epoch."""
 
 FINE_NS = 2_000_000
-"""Of buckets up to this width it can be known what was lost, what stood still for a moment, and what went on evenly."""
+"""Buckets up to this width show losses, short stops and even transfers."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -32,16 +32,16 @@ class Steps:
     comm_end_ns: Numbers  # last one reduced; 0: unknown
     exposed_ns: Numbers  # of the communication, in which nothing was computed; −1: unknown
     error_ns: Numbers  # of either boundary
-    shared: npt.NDArray[np.bool_]  # the host carried foreign traffic meanwhile
+    shared: npt.NDArray[np.bool_]  # the host had foreign traffic meanwhile
     host: Numbers  # index into hosts
     hosts: Sequence[str]
     size: int  # ranks of the job; 0: unknown
-    relative: bool = False  # numbers are counted since somebody looked
+    relative: bool = False  # numbers are counted since the first observation
     waited_ns: Numbers | None = None  # in calls anywhere in the iteration; −1: unknown
 
 
 def with_waits(steps: Steps, calls: Mapping[str, npt.ArrayLike] | Table) -> Steps:
-    """With what ranks waited in the calls of a step.
+    """The steps with the time that ranks waited in their calls.
 
     calls: `rank`, `end_ns` (UTC) and `waited_ns` of rows of the table `collectives`, in any order.
     """
@@ -71,7 +71,7 @@ class Link(NamedTuple):
 
 
 class Whose(NamedTuple):
-    """Whose bytes they are."""
+    """The owner of bytes."""
 
     job: str  # empty: not a rank's
     rank: int
@@ -91,15 +91,15 @@ class LinkTotals:
 
     links: Sequence[Link]
     whose: Sequence[Whose]
-    rows: Table  # dtype LINK_TOTAL, in any order; a link, owner and cell may occur several times
+    rows: Table  # dtype LINK_TOTAL, in any order; a link, owner and cell may occur repeatedly
     clock_error_ns: int = 0  # the largest bound of the hosts' clocks
-    waited: Table | None = None  # dtype WAITED (netmon.dl.verdict.host_part) of the job's ranks; None: nobody tells
-    said: Table | None = None  # dtype SAID (netmon.dl.verdict.connections), `of`: index into whose; None: nobody tells
+    waited: Table | None = None  # dtype WAITED (netmon.dl.verdict.host_part) of the job's ranks; None: not reported
+    said: Table | None = None  # dtype SAID (netmon.dl.verdict.connections), `of`: index into whose; None: not reported
     width_ns: int = CELL_NS  # of the widest bucket
 
 
 def no_link_totals() -> LinkTotals:
-    """Where nobody kept the rows."""
+    """For jobs of which no rows are kept."""
     return LinkTotals((), (), np.empty(0, LINK_TOTAL))
 
 

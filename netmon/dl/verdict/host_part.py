@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's part: for how long ranks were kept from running while the iteration went on.
 
-A rank that is stopped neither runs nor waits for a CPU. One that waits for a CPU is compared with itself in usual
+A stopped rank neither runs nor waits for a CPU. A rank that waits for a CPU is compared with itself in baseline
 iterations, in which it waits, too.
 """
 
@@ -30,7 +30,7 @@ and the share of an iteration's excess that it is."""
 
 _FEWEST = 3  # baseline iterations of a rank that were watched, else there is no baseline
 _CLEAR = 3.0  # standard deviations of them
-_MOSTLY = 0.5  # of what is to be explained
+_MOSTLY = 0.5  # of the time to explain
 _ALIKE = 0.5  # of the longest stop, or wait for a CPU
 _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 
@@ -38,7 +38,7 @@ _Span = tuple[float, float]
 
 
 def waited_rows(columns: Mapping[str, npt.ArrayLike], count: int) -> Table:
-    """So many rows of WAITED, by COLUMNS, in which −1 or nan is what is not known."""
+    """`count` rows of WAITED, by COLUMNS, in which −1 or nan means not known."""
     waited = np.empty(count, WAITED)
     for name in _WHOSE:
         waited[name] = columns[name]
@@ -50,13 +50,13 @@ def waited_rows(columns: Mapping[str, npt.ArrayLike], count: int) -> Table:
 def within(
     rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64], at_most: bool = False
 ) -> npt.NDArray[np.float64]:
-    """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it.
+    """(spans,): the sum of a column in each time; a row counts by the part of it that lies in the time.
 
-    at_most: by as much of them as can lie in it, of a column that is a time within the row's.
+    at_most: a row counts by as much as can lie in the time; the column is a duration within the row.
     """
     begin, end = np.asarray(spans, np.float64).reshape(-1, 2).T
     rows = rows[np.argsort(rows["start_ns"], kind="stable")]
-    # A time's rows are those from the first that is not over to the last that has begun.
+    # The rows of a time: from the first that has not ended to the last that has begun.
     over = np.maximum.accumulate(rows["end_ns"]).astype(np.float64)
     first, last = np.searchsorted(over, begin, "right"), np.searchsorted(rows["start_ns"].astype(np.float64), end)
     count = np.maximum(last - first, 0)
@@ -84,9 +84,9 @@ def kept_more(
     rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; baseline:
     (iterations, 2), those of the baseline ones, of which some may not have been watched. late: ranks that are known to
     have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
-    A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked. One
-    that ran for a clearly larger share of this time than it usually does was not kept from running, however long one of
-    its threads waited: it had more to do.
+    A rank is throttled for one continuous part of a row; that part counts as being within this time as far as it can.
+    A rank that ran for a clearly larger share of this time than in the baseline was not kept from running, however
+    long one of its threads waited: it had more to do.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"][rows[name] > 0]).tolist():
@@ -116,7 +116,7 @@ def _ran_more(own: Table, span: _Span, baseline: npt.NDArray[np.int64]) -> bool:
 
 
 class Stopped(NamedTuple):
-    """Who was stopped in a time."""
+    """The ranks that were stopped in a time."""
 
     ranks: Mapping[int, float]  # ns, of those that were for about as long as the longest
     unseen: frozenset[int]  # others that may have been, in times of which their hosts reported nothing
@@ -124,7 +124,7 @@ class Stopped(NamedTuple):
 
 
 def stopped_in(rows: Table, span: _Span) -> Stopped:
-    """Who was stopped in a time (UTC)."""
+    """The ranks that were stopped in a time (UTC)."""
     numbers, of = np.unique(rows["rank"], return_inverse=True)
     ranks: list[int] = numbers.tolist()
     inside = np.flatnonzero((rows["end_ns"] > span[0]) & (rows["start_ns"] < span[1]))
@@ -154,19 +154,19 @@ def explains(more_ns: Mapping[int, float], ns: float) -> int:
 
 
 def nothing_waited() -> npt.NDArray[np.void]:
-    """Where nobody tells."""
+    """For jobs whose hosts report no waits."""
     return np.empty(0, WAITED)
 
 
-# --- Why a link gave less than usual, by what its host's NICs have counted meanwhile.
+# --- Why a link was slower than its baseline, by what its host's NICs counted meanwhile.
 #
-# Hosts tell once a second, of all their NICs together. So it is a reason only if they counted clearly more than while
-# baseline iterations went on.
+# Hosts report once a second, all their NICs together. So it is a reason only if they counted clearly more than during
+# baseline iterations.
 
 REASONS = {
     "limited_packets": "the cloud's limit",
     "pause_packets": "paused by the switch",
-    "congestion_packets": "told to send less by the network",
+    "congestion_packets": "slowed down by congestion marks",
 }
 """By columns of the table `host`, the clearest one first."""
 
@@ -174,9 +174,9 @@ COUNTED = np.dtype([(name, "<i8") for name in ("start_ns", "end_ns", *REASONS)])
 """What a host's NICs counted in a time (UTC); −1: not known."""
 
 Counted = Callable[[str], Table]
-"""By host's name; asked where a link was slow, or lost packets."""
+"""By host's name; called where a link was slow, or lost packets."""
 
-_MORE, _FEWEST_COVERED, _ROW_NS = 3.0, 3, 1_000_000_000  # times the usual; baseline iterations; a row's time
+_MORE, _FEWEST_COVERED, _ROW_NS = 3.0, 3, 1_000_000_000  # times the baseline; baseline iterations; a row's time
 
 
 def nobody_counts(_: str) -> Table:
@@ -184,8 +184,8 @@ def nobody_counts(_: str) -> Table:
 
 
 def why_slow(rows: Table, span: tuple[int, int], baseline: Sequence[tuple[int, int]]) -> str:
-    """In words; empty: the NICs do not tell. span: of the iteration, baseline: of others (UTC)."""
-    away = [one for one in baseline if one[1] < span[0] - _ROW_NS or one[0] > span[1] + _ROW_NS]  # of no row of its own
+    """The reason, in words; empty: the NICs' counters show none. span: of the iteration, baseline: of others (UTC)."""
+    away = [one for one in baseline if one[1] < span[0] - _ROW_NS or one[0] > span[1] + _ROW_NS]  # in other rows
     covered = [one for one in away if len(rows) and rows["start_ns"].min() <= one[0] and one[1] <= rows["end_ns"].max()]
     for name, words in REASONS.items():
         known = rows[rows[name] >= 0]

@@ -6,12 +6,12 @@ The rules:
 - A slow step belongs to the incident of its job that has its cause and its culprit, if no more than GAP_STEPS other
   steps, or GAP_NS, lie between them; else it begins one.
 - A step of which the cause is not known belongs to the incident that it touches (by the same gap), if there is one.
-- A step that alone has its cause and culprit, and touches an incident of several steps whose cause has a quarter of
+- A step that alone has its cause and culprit, and touches a longer incident whose cause has a quarter of
   the step's excess or more, is one of that incident: its verdict only weighs two causes differently.
 - A change of the job's pace is an incident of its own, of one step.
 - Incidents of one cause and culprit that touch each other after that are one.
-- What was lost is the sum of the steps' excess over their usual time, its parts the sums of the verdicts' shares: an
-  incident with several causes says so by these.
+- The lost time is the sum of the steps' excess over their baselines; its parts are the sums of the verdicts' shares,
+  which show an incident with more than one cause.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ from netmon.views import CAUSES, OF_SHARE, SHARES, Cause, Incident, LostTime, Ve
 GAP_STEPS = 3
 GAP_NS = 5_000_000_000
 LATELY_NS = 60_000_000_000
-"""Of a recording whose last step is older nothing goes on."""
+"""Incidents of a recording whose last step is older have ended."""
 
 MOST = 1_000
 """Incidents of a job that are remembered while it runs: the newest."""
@@ -36,7 +36,7 @@ MOST = 1_000
 _QUARTER, _WORTH_NAMING = 0.25, 0.01
 _LATE_NS = 60_000_000_000  # after newer ones a step may still be judged
 _LEAST_NS = 1_000  # of a part: less is what rounding left
-_MOSTLY = 0.75  # of what was lost: whose part that is, is all that is said
+_MOSTLY = 0.75  # of what was lost: a part as large is named alone
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class _Run:
     worst: Verdict  # that lost most
     steps: int = 0
     lost_ns: int = 0
-    usual_ns: int = 0  # sums over its steps, as the others
+    baseline_ns: int = 0  # sums over its steps, as the others
     without_ns: int = 0
     without_steps: int = 0
     sure: float = 0.0  # confidence × what was lost
@@ -73,7 +73,7 @@ class _Run:
         self._extend(verdict.start_ns, verdict.end_ns, verdict.iteration, verdict.iteration)
         self.steps += 1
         self.lost_ns += verdict.excess_ns
-        self.usual_ns += verdict.usual_ns
+        self.baseline_ns += verdict.usual_ns
         self.sure += verdict.confidence * verdict.excess_ns
         if verdict.counterfactual_ns >= 0:
             self.without_ns += verdict.counterfactual_ns
@@ -85,9 +85,9 @@ class _Run:
             self.worst = verdict
 
     def take(self, other: "_Run") -> None:
-        """Its steps are ours."""
+        """Merge the other incident's steps into this one."""
         self._extend(other.since_ns, other.until_ns, other.first, other.last)
-        for name in ("steps", "lost_ns", "usual_ns", "without_ns", "without_steps", "sure"):
+        for name in ("steps", "lost_ns", "baseline_ns", "without_ns", "without_steps", "sure"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.shares.update(other.shares)
 
@@ -98,7 +98,7 @@ class _Run:
             self.until_ns, self.last = until_ns, last
 
     def touches(self, since_ns: int, until_ns: int, first: int, last: int) -> bool:
-        """Whether steps may belong to it by when they were."""
+        """Whether steps may belong to it by their time."""
         if since_ns >= self.until_ns:  # a job that begins anew counts anew
             return since_ns - self.until_ns <= GAP_NS or 0 < first - self.last <= 1 + GAP_STEPS
         if until_ns <= self.since_ns:
@@ -109,7 +109,7 @@ class _Run:
         return self.touches(other.since_ns, other.until_ns, other.first, other.last)
 
     def explains(self, other: "_Run") -> bool:
-        """Whether another's steps are of this one, though their verdicts name another cause."""
+        """Whether another run's steps belong to this one, although their verdicts name another cause."""
         if Cause.UNKNOWN in (self.cause, other.cause):
             return self.cause != Cause.UNKNOWN
         name = CAUSES[self.cause].share
@@ -121,7 +121,7 @@ class _Run:
 
 
 class Incidents:
-    """Those of one job, of the verdicts on its steps in about the order of time."""
+    """The incidents of one job, by the verdicts on its steps in about the order of time."""
 
     def __init__(self, most: int = MOST) -> None:
         """most: the newest are kept."""
@@ -131,7 +131,7 @@ class Incidents:
         self._found: list[Incident] | None = []  # None: a step has come since
 
     def add(self, verdict: Verdict) -> None:
-        """One that is not slower than usual is none."""
+        """A step that is not slower than its baseline is ignored."""
         if verdict.excess_ns <= 0 or verdict.usual_ns <= 0:
             return
         self._found = None
@@ -147,7 +147,7 @@ class Incidents:
             return
         first, *others = same
         first.add(verdict)
-        for run in others:  # it was judged late, and is what they have between them
+        for run in others:  # it was judged late, and lies between them
             first.take(run)
             self._recent.remove(run)
             self._runs.remove(run)
@@ -162,9 +162,9 @@ class Incidents:
         return bool(self._runs)
 
     def found(self, newest_ns: int = 0, newest: int = 0, now_ns: int = 0) -> list[Incident]:
-        """In the order of their beginnings. newest_ns, newest: end and number of the job's last step.
+        """The incidents, by beginning. newest_ns, newest: end and number of the job's last step.
 
-        now_ns: nothing goes on of a job whose last step is older than LATELY_NS.
+        now_ns: no incident is ongoing of a job whose last step is older than LATELY_NS.
         """
         if newest_ns <= now_ns - LATELY_NS:
             newest_ns = 0
@@ -201,7 +201,7 @@ def of_verdict(found: Iterable[Incident], verdict: Verdict) -> Incident | None:
 
 
 def _joined(runs: list[_Run]) -> list[_Run]:
-    """Runs of a single step, and those of which nobody knows the cause, as parts of others that explain them."""
+    """The runs, after those of a single step or an unknown cause were merged into others that explain them."""
     runs = sorted((run.copy() for run in runs), key=lambda run: run.since_ns)
     weak = [run for run in runs if run.cause != Cause.CHANGE and (run.steps == 1 or run.cause == Cause.UNKNOWN)]
     strong = [run for run in runs if run.cause not in (Cause.CHANGE, Cause.UNKNOWN)]
@@ -221,7 +221,7 @@ def _joined(runs: list[_Run]) -> list[_Run]:
     latest: dict[tuple[Cause, str], _Run] = {}
     for run in sorted((run for run in runs if id(run) not in gone), key=lambda run: run.since_ns):
         before = latest.get((run.cause, run.culprit))
-        if before and run.cause != Cause.CHANGE and before.touches_run(run):  # by what one of them was joined by
+        if before and run.cause != Cause.CHANGE and before.touches_run(run):  # after one of them was merged with others
             before.take(run)
             gone.add(id(run))
         else:
@@ -230,7 +230,7 @@ def _joined(runs: list[_Run]) -> list[_Run]:
 
 
 def _goes_on(incident: Incident, newest_ns: int, newest: int) -> bool:
-    """Whether the next slow step could be one of it."""
+    """Whether the next slow step could belong to it."""
     if incident.cause == Cause.CHANGE or not newest_ns:
         return False
     return newest_ns - incident.until_ns <= GAP_NS or 0 <= newest - incident.last <= GAP_STEPS
@@ -250,7 +250,7 @@ def _incident(run: _Run) -> Incident:
         rank=worst.rank,
         worst=worst.iteration,
         lost_ns=run.lost_ns,
-        usual_ns=run.usual_ns // run.steps,
+        usual_ns=run.baseline_ns // run.steps,
         without_ns=run.without_ns // run.without_steps if run.without_steps else -1,
         confidence=round(min(max(run.sure / lost, 0.0), 1.0), 3),
         lost=tuple(lost_by),
@@ -312,7 +312,7 @@ def parts(incident: Incident) -> str:
 
 
 def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
-    """What a step's duration is made of, in words and ns: the usual time, and what was added to it or saved."""
+    """What a step's duration is made of, in words and ns: the baseline, and what was added to it or saved."""
     if not verdict.usual_ns:
         return [("not known", verdict.duration_ns)]
     shares = {name: int(getattr(verdict, f"{name}_ns")) for name in SHARES}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why an iteration took as long as it did.
 
-Its slowest rank is compared with the same rank's baseline iterations. What it did longer beside waiting for gradients
-is its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient came later
-than it usually does, then the transfer; what delayed the transfer is found in what the links carried at that very time
-(see netmon.dl.verdict.blame). Without the culprit's bytes the iteration would have taken its duration less
-the cells lost in which that culprit filled a link; the interval (90 %) is the baseline iterations' own spread, and the
-clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would
-have taken the baseline time.
+Its slowest rank is compared with the same rank's baseline iterations. What it did longer besides waiting for gradients
+is its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient was later
+than in the baseline, then the transfer. The bytes on the links at that time show what delayed the transfer (see
+netmon.dl.verdict.blame). Without the culprit's bytes the iteration would have taken its duration less the cells lost
+in which that culprit filled a link. The interval (90 %) is the baseline iterations' own spread, and the clocks'
+bounds. If the remaining excess is within the spread, it has no culprit: without the culprit, the iteration would have
+taken the baseline time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
+from netmon.dl.verdict.baseline import (
+    FEWEST,
+    Matrix,
+    baseline_by,
+    baseline_durations,
+    baseline_rows,
+    matrix,
+    median,
+    spread,
+)
 from netmon.dl.verdict.blame import SILENT, blame_shares
 from netmon.dl.verdict.by_transfers import Sent, Slow, Transfers, no_transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
@@ -38,9 +47,9 @@ from netmon.dl.verdict.phases import Blamed, Judged, Phases, phases
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import CAUSE_OF, NETWORK, SHARES, Cause, Verdict
 
-# --- The shares of an excess become a verdict: the cause, who and where, and what would have been without.
+# --- From the shares of an excess to a verdict: the cause, the culprit and its place, and the duration without it.
 
-_LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
+_LEAST_SHARE = 0.3  # of the excess: the least share of a verdict's cause
 _SECOND_SHARE = 0.2
 _KNOWN = 0.5  # of what is not known: as much has to be known of a cause, and of one that blames others all of it
 _OTHERS = ("cross", "other_job")
@@ -65,7 +74,7 @@ def conclude(
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
     doubt = shares["unknown"] * (1.0 if first in _OTHERS else _KNOWN)
-    if first in _OTHERS and blamed:  # where his bytes were may be more his doing than they take themselves
+    if first in _OTHERS and blamed:  # the culprit may have cost more than the time of its bytes
         doubt -= next(each.most_ns - each.ns for each in blamed.culprits if each.cause == first)
     if shares[first] < max(_LEAST_SHARE * excess, noise_ns, doubt):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
@@ -90,7 +99,7 @@ def _who(name: str, of_rank: Mapping[int, float], blamed: Blamed | None) -> str:
 def _placed(
     verdict: Verdict, first: str, of_rank: Mapping[int, float], blamed: Blamed | None, one: Judged, steps: Steps
 ) -> Verdict:
-    """With who and where, and what would have been without his bytes."""
+    """The verdict with its culprit and place, and the duration without the culprit's bytes."""
     table, row = one.table, one.row
     if of_rank:
         rank = max(of_rank, key=lambda rank: of_rank[rank])
@@ -103,9 +112,9 @@ def _placed(
         blamed_ns = min(culprit.ns, getattr(verdict, f"{first}_ns"))
         without = max(float(verdict.duration_ns - blamed_ns), 0.0)
         half = _INTERVAL * float(np.hypot(spread(table.slowest[one.baseline]), verdict.error_ns / 2))
-        if without - verdict.usual_ns <= half:  # the baseline iterations have as much of that: it is none of this one's
+        if without - verdict.usual_ns <= half:  # baseline iterations vary by as much
             without = float(verdict.usual_ns)
-        # On a link that is full with his bytes, what is not known, lost, or more than they take may be his doing, too.
+        # On a link full of the culprit's bytes, it may have caused unknown time, losses, and more than its bytes take.
         maybe = culprit.most_ns - blamed_ns + sum(max(0, getattr(verdict, f"{name}_ns")) for name in _MAY_BE_HIS)
         low = without - half - min(maybe, max(0.0, without - verdict.usual_ns))
         return replace(
@@ -141,7 +150,7 @@ NOTABLE = 1.2
 """An iteration that takes so many times the baseline stands out."""
 
 SCATTERS = 8
-"""Times what the shorter half of a job's iterations differs by: what they differ by at any time is no news."""
+"""Times the spread of the shorter half of a job's iterations: an excess within it is not reported."""
 
 _UNKNOWN_FROM = 2.0  # times the baseline
 _LIKELY = 0.6  # confidence: else hardly more is known of the cause than that it is not known
@@ -149,21 +158,21 @@ _HALF, _PARTLY = 0.5, (Cause.LOSS, Cause.SLOW_LINK)  # confidence, of causes tha
 _SURE, _SURE_FROM = 0.95, 1.4  # confidence that a rank was late, and times the baseline
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
-_UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
+_UNCLEAR = 0.1  # of the excess: a larger unknown part is examined further
 _MOST_COMPARED = 24  # iterations, whose transfers are looked at
 REFERENCES = 6
 """Baseline iterations whose traffic is looked at, at most."""
 
 
 def standing_out(steps: Steps) -> list[int]:
-    """Numbers of the iterations that took NOTABLE × the usual and that were whole, ascending; not the job's first.
+    """Numbers of the whole iterations that took NOTABLE × the baseline, ascending; not the job's first.
 
-    And of those with which the job changed its pace.
+    Includes those with which the job changed its pace.
     """
     if not len(steps.number):
         return []
     table = matrix(steps)
-    baseline = usual(table.durations)
+    baseline = baseline_durations(table.durations)
     stands_out = table.whole & (baseline > 0) & (table.slowest >= NOTABLE * baseline)
     stands_out[0], stands_out[table.changes] = False, True
     return table.number[stands_out].tolist()  # type: ignore[no-any-return]
@@ -185,7 +194,7 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
 
 
 def _faster_half(table: Matrix, baseline: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """What slows one iteration down may slow those alongside it, too."""
+    """The faster half of the baseline: what slows one iteration may slow its neighbours, too."""
     took = table.slowest[baseline]
     return baseline[took <= median(took)] if len(baseline) else baseline
 
@@ -221,11 +230,11 @@ def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdi
 
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
-    """The same on one that has been looked at. steps: of its job."""
+    """The same, with the input at hand. steps: of its job."""
     table, row, baseline = one.table, one.row, one.baseline
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
-    normal = usual_by(table.durations, baseline)
+    normal = baseline_by(table.durations, baseline)
     excess = end - start - normal if normal else 0
     verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
     if row in table.changes and normal:
@@ -242,12 +251,12 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
 
 
 def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None:
-    """Where nothing else tells the cause: by what NCCL's proxies tell; None: nor do they."""
+    """The verdict by the reports of NCCL's proxies, where nothing else shows the cause; None: nor do they."""
     transfers = one.transfers()
     if transfers is None:
         return None
-    usual = one.table.slowest < NOTABLE * verdict.usual_ns  # what slows one may slow those alongside
-    compared = [row for row in one.baseline.tolist() if usual[row] and (row in one.references or not one.references)]
+    regular = one.table.slowest < NOTABLE * verdict.usual_ns  # what slows one iteration may slow its neighbours
+    compared = [row for row in one.baseline.tolist() if regular[row] and (row in one.references or not one.references)]
     near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
     found = weigh(transfers, one.table, one.row, near, steps.hosts)
     if found is None:
@@ -286,7 +295,7 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
 
 
 def _starved(one: Judged, compared: Sequence[int], ns: float) -> bool:
-    """Whether a rank waited for a CPU so much longer than usual that its proxy may have sent more slowly by that."""
+    """Whether a rank waited for a CPU so much longer than in the baseline that its proxy may have sent more slowly."""
     if one.waited is None:
         return False
     spans = _spans(one.table, [one.row, *compared])
@@ -304,19 +313,23 @@ def _share_of(slow: Slow | None, transfers: Transfers) -> str:
 
 
 def worth_reporting(one: Judged, verdict: Verdict) -> bool:
-    """Whether it is published to those who have not asked for this iteration.
+    """Whether the verdict is published without a request for this iteration.
 
-    It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
-    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones. One
-    rank that was late by all of it is told of from _SURE_FROM × the usual on; a rank that did longer what it does
-    itself, or a pause of all, where that hardly differs at other times, however much transfers do; a rank that a quota
-    throttled, whatever differs. That little or
-    nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as
-    much longer than that; as little is known where lost packets, or a slow link, explain less than half.
+    Its iteration takes NOTABLE × the baseline. If the cause is not in the network, its excess is also more than the
+    job's iterations always differ by; only their shorter half shows that, since the longer half has the disturbed ones.
+    These are published in spite of such differences:
+
+    * one late rank that explains all of the excess, from _SURE_FROM × the baseline on;
+    * a rank's own work, or a pause of all ranks, if that hardly differs at other times, however much transfers do;
+    * a rank that a quota throttled.
+
+    A verdict with little or no knowledge of the cause is published only where the iteration took _UNKNOWN_FROM × the
+    baseline, and exceeds twice those differences. Lost packets, or a slow link, that explain less than half count as
+    little knowledge.
     """
     if verdict.cause == Cause.CHANGE:
         return True
-    if not verdict.usual_ns:  # it is compared with nothing
+    if not verdict.usual_ns:  # there is no baseline
         return False
     ratio = verdict.duration_ns / verdict.usual_ns
     if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
@@ -353,11 +366,11 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
         own_ns = verdict.late_ns if alone else verdict.pause_ns
         return own_ns >= max(_MOSTLY * verdict.excess_ns, SCATTERS * verdict.error_ns)
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
-    usual = own[one.baseline]
-    if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
+    in_baseline = own[one.baseline]
+    if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(in_baseline).all():
         return False
-    typical = np.median(usual, axis=0)
-    least = np.maximum(_MOSTLY * verdict.excess_ns, SCATTERS * (typical - np.quantile(usual, 0.16, axis=0)))
+    typical = np.median(in_baseline, axis=0)
+    least = np.maximum(_MOSTLY * verdict.excess_ns, SCATTERS * (typical - np.quantile(in_baseline, 0.16, axis=0)))
     return bool((own[one.row] - typical >= least).all())
 
 
@@ -372,11 +385,11 @@ def _spans(table: Matrix, rows: Sequence[int] | npt.NDArray[np.intp]) -> list[tu
 
 
 def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdict:
-    """Shares of the excess, the cause, and what would have been."""
+    """The verdict with the shares of the excess, the cause, and the duration without it."""
     excess = float(verdict.excess_ns)
     shares = dict.fromkeys((*SHARES, SILENT), 0.0)
     late_of: dict[int, float] = {}
-    stalled: dict[int, float] = {}  # of it, by whom nobody could send
+    stalled: dict[int, float] = {}  # of it, by rank that kept all others from sending
     left = excess
     if phases.known:
         single = len(one.table.rank) == 1
@@ -411,7 +424,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
     if blamed and blamed.links and one.seen:
         there = _ranks_at(one.table, one.row, steps, one.seen.links[blamed.links[0]].host)
         if sum(late_of.get(rank, 0.0) for rank in there) >= _MOSTLY * shares["slow_link"]:
-            shares["slow_link"] = 0.0  # whoever does something else for longer sends more slowly, too
+            shares["slow_link"] = 0.0  # a rank that does something else for longer sends more slowly, too
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
     return conclude(verdict, shares, {"late": late_of, **kept_of}, blamed, noise_ns, one, steps)
@@ -436,10 +449,11 @@ def _windows(seen: Window, phases: Phases, transfer: float) -> tuple[int, int]:
 
 
 def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float]) -> bool:
-    """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause. Whether it is.
+    """Move the time for which ranks were stopped to these ranks, or to the pause. Returns whether it is a pause:
+    half of all ranks or more, on more than one host.
 
-    A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
-    own stays his. Where it is not known of the others, nobody can know which it was, and it stays unknown.
+    A ring stops whichever rank stops, so the links alone do not show which it was. A share with its own culprit stays.
+    Where hosts of other ranks reported nothing, it may be either, and stays unknown.
     """
     stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
     if stopped is None or not stopped.ranks:
@@ -470,7 +484,7 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
 
 
 def _all(one: Judged, ranks: set[int], watched: int) -> bool:
-    """Whether these are of several hosts, and half of those that are watched, or more."""
+    """Whether these are on more than one host, and half of the watched ranks, or more."""
     hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, list(ranks))])
     return len(hosts) > 1 and 2 * len(ranks) >= watched
 
@@ -479,7 +493,7 @@ def _hosts_part(
     one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stalled: Mapping[int, float]
 ) -> tuple[dict[str, dict[int, float]], bool]:
     """By share and rank, what kept it from running (KEPT): a quota that throttled it first, then waits for a CPU. And
-    whether all ranks were kept from running while all stood still."""
+    whether all ranks were kept from running while none sent anything."""
     found: dict[str, dict[int, float]] = {share: {} for share in KEPT.values()}
     answers: dict[int, float] = {}  # by rank, of all shares
     together = False
@@ -511,9 +525,12 @@ def _kept(
     stalled: Mapping[int, float],
     unknown: float,
 ) -> dict[int, float]:
-    """By rank, what it answers for who was kept from running so much more than in the baseline (ns): taken from what it
-    was late by, from times in which all stood still and only waited for it, whoever seemed to have stopped, and from
-    what is not known. Of a pause, in which each did longer what it does itself, nobody answers alone."""
+    """By rank that was kept from running so much more than in the baseline, the ns that this explains.
+
+    They are taken from the rank's lateness, from silences in which all ranks only waited for it (even if another rank
+    seemed to have stopped), and from the unknown part. A pause, in which each rank's own work took longer, is not
+    explained by a single rank.
+    """
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
@@ -536,7 +553,7 @@ def _kept(
 
 
 def _answered(ns: float, waited_ns: float) -> float:
-    """How much of a time a wait, or throttling, answers for: its own length, or all of it where that is nearly all."""
+    """How much of a time a wait, or throttling, explains: its own length, or all of the time if it is nearly all."""
     return ns if waited_ns >= _NEARLY * ns else waited_ns
 
 

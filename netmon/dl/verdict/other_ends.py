@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the other ends of flows tell: which are a rank's own transfers, and between whom a culprit's bytes went."""
+"""What the other ends of flows show: which are a rank's own transfers, and between whom a culprit's bytes went."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,12 +30,12 @@ class JobFlow(NamedTuple):
 
     @property
     def local(self) -> str:
-        """The address here."""
+        """The address of this end."""
         return self.dst if self.direction == Direction.RX else self.src
 
     @property
     def remote(self) -> tuple[str, int]:
-        """The address and port there."""
+        """The address and port of the other end."""
         return (self.src, self.src_port) if self.direction == Direction.RX else (self.dst, self.dst_port)
 
     @property
@@ -53,7 +53,7 @@ def job_flow(flow: Flow, peer: int) -> JobFlow:
 
 
 class OwnTransfer(NamedTuple):
-    """What a flow is called that is one."""
+    """Names of a flow that is a rank's own transfer."""
 
     name: str  # `python3 (rank 0) to`
     far: str  # address and port at the other end
@@ -92,7 +92,7 @@ def _opposite(key: _Key) -> _Key:
     return (Direction(1 - key[0]), *key[1:])
 
 
-# --- Between whom a culprit's bytes went: by the flow of it that carried most of them meanwhile.
+# --- Between whom a culprit's bytes went: by its flow with most bytes meanwhile.
 
 NAMED = (Cause.CROSS, Cause.OTHER_JOB)
 """Causes of which the culprit has flows."""
@@ -101,9 +101,9 @@ NAMED = (Cause.CROSS, Cause.OTHER_JOB)
 def with_ends(
     verdict: Verdict, payload_bytes: npt.NDArray[np.number], described: Callable[[int], tuple[str, str]]
 ) -> Verdict:
-    """payload_bytes: of each of the culprit's flows on the verdict's link, while the iteration lasted; of none, or
-    where none carried any, nothing is added. described: of one of them whose process it is, and at whose host, or at
-    which address, its other end is.
+    """payload_bytes: of each of the culprit's flows on the verdict's link, while the iteration lasted. Without flows,
+    or without payload, the verdict is returned as it is. described: the user of a flow's process, and the host (or
+    address) of its other end.
     """
     if not len(payload_bytes) or payload_bytes.max() <= 0:
         return verdict

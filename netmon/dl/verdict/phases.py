@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each rank spent beyond its baseline alongside the transfer, who came late, and when the transfer was.
 
-What is known of one iteration, and what is found out of it, is here for all who judge it.
+It also defines what is known of one iteration, and what is found about it, for all modules that judge it.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from netmon.dl.verdict.host_part import Counted, nobody_counts
 from netmon.dl.verdict.window import Window
 from netmon.records import Table
 
-_FEWEST = 3  # baseline iterations of which it is known what the slowest rank did beside waiting
+_FEWEST = 3  # baseline iterations of which it is known what the slowest rank did besides waiting
 _ALIKE = 0.7  # of the latest rank's lateness
-_CLEAR = 0.1  # of the lateness: clocks that err more are not asked
+_CLEAR = 0.1  # of the lateness: clocks that err more are not used
 
 _Floats = npt.NDArray[np.float64]
 
@@ -30,11 +30,11 @@ _Floats = npt.NDArray[np.float64]
 class Phases:
     """Times in ns; parts are beyond the baseline and may be below 0."""
 
-    known: bool = False  # it is known what every rank did beside waiting
+    known: bool = False  # it is known what every rank did besides waiting
     timed: bool = False  # it is known when the transfer was
-    pause_ns: float = 0.0  # what all ranks did longer beside waiting
+    pause_ns: float = 0.0  # what all ranks did longer besides waiting
     late: tuple[tuple[int, float], ...] = ()  # (rank, what the slowest rank lost by it)
-    own: Mapping[int, float] = field(default_factory=dict)  # by rank: what it did longer beside waiting, and being late
+    own: Mapping[int, float] = field(default_factory=dict)  # by rank: what else it did longer, besides being late
     waited_ns: float = 0.0  # by the slowest rank for gradients when everybody was there
     since_ns: float = 0.0  # of the transfer, UTC: everybody is there
     until_ns: float = 0.0
@@ -126,21 +126,21 @@ def _stuck(done: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int) -
 
 
 def _many_late(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) -> bool:
-    """Whether ranks of several hosts, half of all or more, were late by about as much as the latest: no straggler."""
+    """Whether ranks of more than one host, half of all or more, were about as late as the latest: no straggler."""
     late = np.flatnonzero(more_rest >= _ALIKE * more_rest[last]) if more_rest[last] > 0 else np.empty(0, np.intp)
     hosts = len(np.unique(table.host[row, late]))
     return hosts >= 2 and 2 * len(late) >= len(more_rest)
 
 
 def _more_before(rest: _Floats, row: int, baseline: npt.NDArray[np.intp]) -> _Floats:
-    """(ranks,): what each rank did longer beside waiting in the iteration before; 0 where that is not known."""
+    """(ranks,): what each rank did longer besides waiting in the iteration before; 0 where that is not known."""
     if row == 0:
         return np.zeros(rest.shape[1])
     return np.asarray(np.nan_to_num(rest[row - 1] - middle(rest[baseline])))
 
 
 def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> StepTimes:
-    """As the marks tell; what they do not, as the traffic shows it where it is known."""
+    """By the marks; what these lack, by the traffic where it is known."""
     arrive, done, exposed = table.comm_start.copy(), table.comm_end.copy(), table.exposed.copy()
     windows = dict(references) | ({row: seen} if seen else {})
     for one, found in windows.items():
@@ -223,7 +223,7 @@ class Judged:
     seen: Window | None
     references: Mapping[int, Window]
     waited: Table | None  # dtype WAITED
-    transfers: Sent = no_transfers  # asked where nothing else tells the cause
+    transfers: Sent = no_transfers  # called where nothing else shows the cause
     counted: Counted = nobody_counts
 
     @cached_property
@@ -233,7 +233,7 @@ class Judged:
 
 
 class Culprit(NamedTuple):
-    """Whose bytes held a transfer up."""
+    """Whose bytes delayed a transfer."""
 
     cause: str  # as in SHARES
     name: str
@@ -245,7 +245,7 @@ class Culprit(NamedTuple):
 
 @dataclass(frozen=True)
 class Blamed:
-    """Whose bytes and which link held the transfer up."""
+    """Whose bytes and which link delayed the transfer."""
 
     culprits: tuple[Culprit, ...]  # most ns first
     links: tuple[int, ...]  # that were slow or dropped, by blame

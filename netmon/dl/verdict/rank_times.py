@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where each rank's iteration went, and along which ranks the critical path ran.
 
-In any collective (ring, tree, star, clique, hierarchical) nobody has the sum before the last rank has handed its
-gradients over. Whoever comes before it waits for it; from then on all wait for the transfer. What that takes beyond
-its baseline time is what the verdict has found.
+In any collective (ring, tree, star, clique, hierarchical) no rank has the sum before the last rank has handed over
+its gradients. Earlier ranks wait for it; from then on all wait for the transfer. The verdict names what the transfer
+takes beyond its baseline.
 """
 
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def _by(verdict: Verdict) -> str:
 
 
 def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
-    """Who held the others up, and who only waited, in words; empty: nobody did, or it is not known."""
+    """Who delayed the others, and who only waited, in words; empty: nobody did, or it is not known."""
     known = [each for each in times if each.known]
     notable = _NOTABLE * (verdict.usual_ns or max((each.duration_ns for each in known), default=0))
     waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]

@@ -46,7 +46,7 @@ def from_columns(row: Mapping[str, Any]) -> Verdict:
 
 
 def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
-    """names: what people call jobs; of those that are not there, what their ranks have in common stays."""
+    """The verdict with people's names of jobs. names: by job; others keep what their ranks have in common."""
     culprits = (verdict.culprit, verdict.second_culprit)
     culprit, second = (
         JOB + names.get(who.removeprefix(JOB), who.removeprefix(JOB)) if who.startswith(JOB) else who
@@ -60,7 +60,7 @@ def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
 
 
 def sentence(verdict: Verdict) -> str:
-    """One sentence; where it is known in which group of ranks who waited, that is another one."""
+    """One sentence, and a second one about the group of ranks in which ranks waited, where that is known."""
     waits = verdict.group_waits
     return f"{_sentence(verdict)}. {waits[:1].upper()}{waits[1:]}" if waits else _sentence(verdict)
 
@@ -79,7 +79,7 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Why it took longer than in the baseline, without which iteration that is and how much longer it took."""
+    """Why it took longer than its baseline, without the iteration and its duration."""
     if not verdict.usual_ns:
         return "there is no usual time to compare it with"
     if verdict.cause == Cause.CHANGE:
@@ -96,7 +96,7 @@ def reason(verdict: Verdict) -> str:
 
 
 def place(found: Verdict | Incident) -> dict[str, object]:
-    """Words of the templates in netmon.views.ABOUT: where it was, and whose doing it is."""
+    """Values for the templates in netmon.views.ABOUT: the place and the culprit."""
     sent = found.direction == Direction.TX
     at = found.host + (f" (rank {found.rank})" if found.rank >= 0 else "")
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the links of one job carried during some time, cell by cell."""
+"""The bytes on one job's links during some time, cell by cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from netmon.dl.verdict.evidence import CELL_NS, FINE_NS, Link, LinkTotals, Whose
 from netmon.records import Direction
 
 UNCLASSIFIED = "unclassified"
-"""What traffic is called of which nobody knows whose it is."""
+"""Name of traffic without a known owner."""
 
 OWN_TRANSFER = "own_transfer"
 _WORTH_NAMING = 0.1  # of the payload at the end that has the most
@@ -30,7 +30,7 @@ class Window:
     links: tuple[Link, ...]
     ends: tuple[tuple[int, int], ...]  # of each link, the rank there and the one at the other end with most payload
     names: tuple[str, ...]  # of the foreign traffic owners, which are others' and the ranks' own transfers
-    causes: tuple[str, ...]  # of each of them: what it is if it holds gradients up, as in SHARES
+    causes: tuple[str, ...]  # of each of them: the cause, as in SHARES, if it delays gradients
     own: _Floats  # (links, cells) wire bytes of the job's gradients
     foreign: _Floats  # (traffic owners, links, cells) wire bytes
     foreign_payload: _Floats  # the same
@@ -81,10 +81,10 @@ class Window:
 
 
 class JobTraffic:
-    """Bytes alongside one job's, put in order once: many windows are looked at."""
+    """One job's bytes and the others' on its links, sorted once for many windows."""
 
-    def __init__(self, link_totals: LinkTotals, job: str, usual_spans: Sequence[tuple[int, int]] = ()) -> None:
-        """link_totals: by whomever, on the links of the job's hosts and others; usual_spans: of of_job."""
+    def __init__(self, link_totals: LinkTotals, job: str, baseline_spans: Sequence[tuple[int, int]] = ()) -> None:
+        """link_totals: of all owners, on the links of the job's hosts and others; baseline_spans: as in of_job."""
         whose, rows = link_totals.whose, link_totals.rows
         order = np.argsort(rows["cell"], kind="stable")
         self._cell, self._link, self._of = (rows[name][order] for name in ("cell", "link", "of"))
@@ -97,12 +97,12 @@ class JobTraffic:
         self._receives = np.array([one.direction == Direction.RX for one in link_totals.links], np.bool_)
         self._known = _known(whose, job)
         said = no_tcp_rows() if link_totals.said is None else link_totals.said
-        self._said = of_job(said, whose, job, usual_spans)
+        self._said = of_job(said, whose, job, baseline_spans)
         self._clock_cells = -(-link_totals.clock_error_ns // CELL_NS)
         self._totals = link_totals
 
     def window(self, since_ns: int, until_ns: int) -> Window | None:
-        """What the job's links carried in [since, until) (UTC); None where nothing is known of its gradients then."""
+        """The bytes on the job's links in [since, until) (UTC); None where nothing is known of its gradients then."""
         first, last = since_ns // CELL_NS, (until_ns - 1) // CELL_NS
         begin, end = np.searchsorted(self._cell, (first, last + 1)).tolist()
         own = np.flatnonzero(self._own[begin:end]) + begin
@@ -207,7 +207,7 @@ def around(values: _Floats, reach: int) -> _Floats:
 
 
 def around_each(values: _Floats, reaches: Sequence[int]) -> list[_Floats]:
-    """As around, with several reaches."""
+    """As around, once for each reach."""
     count, most = values.shape[-1], max(reaches)
     sums = np.zeros((*values.shape[:-1], count + 2 * most + 1))  # up to a cell, with `most` more on either side
     np.cumsum(values, axis=-1, out=sums[..., most + 1 : most + 1 + count])

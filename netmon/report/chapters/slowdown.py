@@ -224,7 +224,7 @@ def _slowest_frames(study: Study) -> Frames:
     """The slowest iterations, and the verdict on each that was notably slow."""
     by = ["run", "job", "iteration"]
     times = need(study.times, NO_TIMES).merge(_baselines(study.ranks), on=by, how="left")
-    times = times.assign(times_usual=times["time_s"] / times["usual_s"].where(times["usual_s"] > 0))
+    times = times.assign(times_usual=times["time_s"] / times["baseline_s"].where(times["baseline_s"] > 0))
     slowest = times.sort_values(["times_usual", "time_s"], ascending=False, kind="stable").head(_MOST_SLOW)
     ends = study.ranks.groupby(by)["end_ns"].max()
     # A job that began anew has a number again: it is the verdict on the one that ended next to it.
@@ -243,9 +243,9 @@ def _slowest_frames(study: Study) -> Frames:
 
 
 def _baselines(ranks: pd.DataFrame) -> pd.DataFrame:
-    """The baseline of each iteration, as its verdict has it: usual_s by run, job and iteration; 0: not known."""
+    """The baseline of each iteration, as its verdict has it: baseline_s by run, job and iteration; 0: not known."""
     found = [
-        pd.DataFrame({"run": run, "job": job, "iteration": table["number"], "usual_s": table["usual_ns"] / 1e9})
+        pd.DataFrame({"run": run, "job": job, "iteration": table["number"], "baseline_s": table["usual_ns"] / 1e9})
         for (run,), rows in groups(ranks, "run")
         for job, table in step_times(rows).items()
     ]
