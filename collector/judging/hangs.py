@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which jobs stand still now, by what the agents tell of ranks that are quiet."""
+"""Which jobs stand still now, by the agents' reports of quiet ranks."""
 
 import logging
 import time
@@ -21,23 +21,23 @@ from netmon.views import RECENT_HANGS, Hang, Hung
 
 _log = logging.getLogger(__name__)
 
-_EVERY_NS = 400_000_000  # between two looks at the jobs that have ranks which wait
+_EVERY_NS = 400_000_000  # between two checks of the jobs with waiting ranks
 _ROWS_NS = 8_000_000_000  # between two rows of a rank, at most
-_SILENT_S = 5.0  # after its last batch nothing is heard of a host
-_COLLECTIVE_NS = 2_500_000_000  # until then what ranks transfer may be of what they wait in
-_FLOWING_NS = 5_000_000_000  # a job transfers something if it has within this time
+_SILENT_S = 5.0  # after its last batch, a host is silent
+_COLLECTIVE_NS = 2_500_000_000  # of a wait, in which its ranks may still transfer for the same call
+_FLOWING_NS = 5_000_000_000  # a job transfers if it sent something in this time
 _MOST_JOBS, _MOST_RANKS, _MOST_WORKS = 1_024, 1 << 14, 64
-_USUAL = 3  # pauses of a rank that are as long make one that is usual
-_CUT_NS = 2_000_000_000  # after a wait began, what is sent again then has not arrived
-_CUT_AGE_NS = 8_000_000_000  # the kernel sends it again after times that double
-_FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
+_REPEATED = 3  # pauses of a rank that are as long: then that pause is expected to recur
+_CUT_NS = 2_000_000_000  # after the beginning of a wait: a retransmission shows that data did not arrive
+_CUT_AGE_NS = 8_000_000_000  # the kernel doubles the time between retransmissions
+_FORGOTTEN_NS = 3_600_000_000_000  # a job without a report for so long
 _SAME_NS = 1_000_000  # between two times of one call: what is known of a clock changes
-_LATE_NS = 3_000_000_000  # after a rank has left, what it did last is heard
-_PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
-_MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wait: who does no more does nothing
+_LATE_NS = 3_000_000_000  # after a rank has left, its last report may arrive
+_PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: less is no progress
+_MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wait: as much is no progress
 _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
 _SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
-_CHANGING = ("what", "why", "waiting", "missing")  # of a hang that goes on
+_CHANGING = ("what", "why", "waiting", "missing")  # of a hang that has not ended
 _WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
 _OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes", "timeouts")
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
@@ -49,19 +49,19 @@ class _Job:
     pids: dict[int, int] = field(default_factory=dict)
     sessions: dict[int, int] = field(default_factory=dict)
     reported_ns: int = 0
-    longest_ns: int = 0  # that a rank has waited, and gone on
+    longest_ns: int = 0  # that a rank has waited, before it resumed
     sent: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
-    idle_cpu: dict[int, float] = field(default_factory=dict)  # by rank that waits: of a core
+    idle_cpu: dict[int, float] = field(default_factory=dict)  # by waiting rank: share of a core
     left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank: when it last sent more than those that wait do
     any_flow_ns: int = 0  # when any rank sent something
     hang: Hang | None = None
-    sure_ns: int = 0  # when it last stood still for what no job waits for: what was waited for then is no wait of it
+    sure_ns: int = 0  # when it last hung for a reason that no wait ends: waits of that time do not count
     pauses: dict[int, list[int]] = field(default_factory=dict)  # by rank: the longest between two calls, none a wait
-    recent: deque[Hang] = field(default_factory=lambda: deque(maxlen=RECENT_HANGS))  # newest first; over
+    recent: deque[Hang] = field(default_factory=lambda: deque(maxlen=RECENT_HANGS))  # newest first; ended
 
-    def went_on(self, before: RankNow, end_ns: int) -> None:
-        """before: a rank that was quiet until end_ns."""
+    def add_wait(self, before: RankNow, end_ns: int) -> None:
+        """Count the wait, or the pause, of a rank that was quiet until end_ns. before: the rank as it was then."""
         if before.since_ns < self.sure_ns:
             return
         waited = [work.begun_ns for work in before.works if work.state == WAITED]
@@ -69,17 +69,17 @@ class _Job:
             self.longest_ns = max(self.longest_ns, end_ns - min(waited))
         else:
             pauses = [*self.pauses.get(before.rank, ()), end_ns - before.since_ns]
-            self.pauses[before.rank] = sorted(pauses)[-_USUAL:]
+            self.pauses[before.rank] = sorted(pauses)[-_REPEATED:]
 
     def least_cpu(self, rank: int) -> float:
-        """Of a core, above which this rank gets on: more than the others that wait."""
+        """Share of a core above which this rank makes progress: more than other waiting ranks take."""
         others = [share for number, share in self.idle_cpu.items() if number != rank]
         return max(_PROGRESS_CPU, min(_MOST_IDLE_CPU, _ABOVE_IDLE * max(others, default=0.0)))
 
     @property
-    def usual_ns(self) -> int:
-        """Between two calls of a rank, again and again: what it has taken so long for often enough."""
-        return max((own[0] for own in self.pauses.values() if len(own) == _USUAL), default=0)
+    def pause_ns(self) -> int:
+        """Longest time between two calls of a rank that occurred at least _REPEATED times."""
+        return max((own[0] for own in self.pauses.values() if len(own) == _REPEATED), default=0)
 
     @property
     def waits(self) -> bool:
@@ -87,7 +87,7 @@ class _Job:
 
 
 class Hangs:
-    """Of one collector; on the thread of its event loop."""
+    """The hangs of all jobs of one collector. Runs on its event loop."""
 
     def __init__(
         self,
@@ -96,25 +96,25 @@ class Hangs:
         show: Callable[[str, tuple[Hang, ...]], None],
         store: Callable[[Hang], None],
     ) -> None:
-        """show: those of a job, newest first, whenever they have changed; store: each when it is told and when it is
-        over."""
+        """show: called with a job's hangs, newest first, whenever they change; store: called with a hang when it is
+        reported and when it ends."""
         self._tables, self._sessions, self._show, self._store = tables, sessions, show, store
         self._jobs: dict[str, _Job] = {}
         self._over: dict[str, tuple[int, dict[int, int]]] = {}  # since when all ranks have left; their processes
-        self._looked_ns = 0
+        self._checked_ns = 0
 
     def tick(self, newest: Collection[Session]) -> None:
-        """Takes what has come. newest: of each host the session that counts."""
+        """Process the reports that have arrived. newest: the current session of each host."""
         now_ns = time.time_ns()
         for rows in self._tables.evidence.take_waits():
             self._take(rows, now_ns)
         waiting = [name for name, job in self._jobs.items() if job.waits or job.hang]
-        if not waiting or now_ns - self._looked_ns < _EVERY_NS:
+        if not waiting or now_ns - self._checked_ns < _EVERY_NS:
             return
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         present, received = self._present(newest)
         for name in waiting:
-            self._look(name, self._jobs[name], present, received, now_ns)
+            self._check(name, self._jobs[name], present, received, now_ns)
 
     def _take(self, rows: Columns, now_ns: int) -> None:
         names, sessions = self._tables.flows.jobs, self._tables.sessions
@@ -131,7 +131,7 @@ class Hangs:
                 self._take_rank(own, some, int(utc_ns[first]), now_ns)
 
     def _take_rank(self, own: Mapping[str, list[Any]], rows: list[int], offset_ns: int, now_ns: int) -> None:
-        """Of one rank at one time. own: columns; offset_ns: from mono to UTC."""
+        """Process the rows of one rank at one time. own: columns; offset_ns: from mono to UTC."""
         at = rows[0]
         name, number, size = own["job"][at], own["rank"][at], own["size"][at]
         since_ns, end_ns = own["start_ns"][at] + offset_ns, own["end_ns"][at] + offset_ns
@@ -139,7 +139,7 @@ class Hangs:
         if job is None:
             over_ns, pids = self._over.get(name, (0, {}))
             if end_ns <= over_ns or pids.get(number) == pid:
-                return  # it comes late
+                return  # a late report
             self._forget_old(now_ns)
             job = self._jobs[name] = _Job()
         before = job.ranks.get(number)
@@ -154,7 +154,7 @@ class Hangs:
             groups = {work.group for work in works}
             works += [work for work in before.works if work.group not in groups]
         if before and before.quiet and not quiet:
-            job.went_on(before, end_ns)
+            job.add_wait(before, end_ns)
         previous = before if before and before.quiet and abs(before.since_ns - since_ns) < _SAME_NS else None
         progress_ns, io_bytes = end_ns, max(0, own["io_bytes"][at])
         if quiet:
@@ -174,8 +174,8 @@ class Hangs:
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
-        """Job and number of all ranks that are there; and of each session since when nothing is heard of its host, 0:
-        it is heard."""
+        """Job and number of all ranks that are there; and by session, since when its host is silent (UTC, ns), 0: it
+        is not."""
         found, received = set[tuple[str, int]](), dict[int, int]()
         now_s, now_ns = time.monotonic(), time.time_ns()
         for session in newest:
@@ -184,13 +184,13 @@ class Hangs:
             found |= {(name, number) for name, number in session.window.ranks.processes() if name in self._jobs}
         return found, received
 
-    def _look(
+    def _check(
         self, name: str, job: _Job, present: set[tuple[str, int]], received: Mapping[int, int], now_ns: int
     ) -> None:
         self._count_flows(name, job, now_ns)
         ranks = {}
         for number, one in job.ranks.items():
-            silent_ns = received.get(job.sessions[number], one.received_ns)  # another agent may tell of it by now
+            silent_ns = received.get(job.sessions[number], one.received_ns)  # another agent may report it by now
             there = (name, number) in present and one.state is not ProcessState.GONE
             if there or silent_ns:
                 job.left_ns.pop(number, None)
@@ -202,15 +202,15 @@ class Hangs:
                 one, left_ns=job.left_ns.get(number, 0), silent_ns=silent_ns, progress_ns=progress_ns
             )
         flow = now_ns - job.any_flow_ns < _FLOWING_NS
-        known = Known(job.longest_ns, job.usual_ns, flow, self._cut(name, ranks, now_ns))
+        known = Known(job.longest_ns, job.pause_ns, flow, self._cut(name, ranks, now_ns))
         found = judge(name, ranks, now_ns, known)
         if found and (found.what in _NO_WAIT or (found.rank in ranks and is_inactive(ranks[found.rank]))):
             job.sure_ns = now_ns
         before = job.hang
         if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
-            found = None  # TCP tries again ever more seldom
+            found = None  # TCP retransmits ever less often
         if found and before is None and job.recent and found.since_ns <= job.recent[0].reported_ns:
-            before = job.hang = replace(job.recent.popleft(), until_ns=0)  # it seemed to be over for a moment
+            before = job.hang = replace(job.recent.popleft(), until_ns=0)  # it seemed to have ended for a moment
             self._shown(name, job)
         if before and (found is None or not _same(before, found)):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
@@ -247,8 +247,8 @@ class Hangs:
         self._show(name, (*((job.hang,) if job.hang else ()), *job.recent)[:RECENT_HANGS])
 
     def _count_flows(self, name: str, job: _Job, now_ns: int) -> None:
-        """When the flows of each rank carried more than a trickle last, and more than those of ranks that wait:
-        Horovod's ask each other a thousand times a second whether there is something to do."""
+        """Note when the flows of each rank last had more than a trickle of bytes, and more than those of waiting ranks:
+        Horovod's ranks poll each other a thousand times a second for work."""
         flows = self._tables.flows
         state, before = flows.state, job.sent
         number = flows.jobs.index(name) if name in flows.jobs else UNKNOWN
@@ -268,7 +268,7 @@ class Hangs:
                     job.flowed_ns[rank] = now_ns
 
     def _cut(self, name: str, ranks: Mapping[int, RankNow], now_ns: int) -> set[tuple[int, int]]:
-        """Ranks of which the first one sends the second one nothing but what it has sent before, or not even that.
+        """Pairs of ranks: the first one sends the second one only retransmissions, or nothing.
 
         Where a link is down, nothing leaves the host when TCP's timer runs out.
         """
@@ -299,7 +299,7 @@ class Hangs:
         return found
 
     def current(self) -> list[Hang]:
-        """Those that go on."""
+        """The hangs that have not ended."""
         return [job.hang for job in self._jobs.values() if job.hang]
 
     def _forget_old(self, now_ns: int) -> None:
@@ -312,7 +312,7 @@ class Hangs:
 
 
 def _waiting(ranks: Mapping[int, RankNow]) -> dict[int, int]:
-    """By rank that waits, since when."""
+    """Since when each waiting rank waits (UTC, ns)."""
     return {
         number: min(begun)
         for number, one in ranks.items()
@@ -321,12 +321,12 @@ def _waiting(ranks: Mapping[int, RankNow]) -> dict[int, int]:
 
 
 def _is_over(one: RankNow, now_ns: int) -> bool:
-    """Whether nothing is to be heard of a rank any more."""
+    """Whether no further report of a rank can arrive."""
     return one.gone and (one.state is ProcessState.GONE or one.left_ns < now_ns - _LATE_NS)
 
 
 def _same(before: Hang, found: Hang) -> bool:
-    """Whether it is the same hang, of which more is known by now: nobody who waited then has gone on."""
+    """Whether it is the same hang, of which more is known by now: no rank that waited then has resumed."""
     if found.since_ns <= before.reported_ns and Hung.CUT_OFF not in (found.what, before.what):
         return True
     if before.what is not Hung.CUT_OFF:
@@ -340,22 +340,22 @@ def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
 
 
 def _elapsed_ns(since_ns: int, end_ns: int, previous: RankNow | None) -> int:
-    """Since the row before. previous: as the rank was then; None: it was not quiet."""
+    """Time since the row before. previous: the rank then; None: it was not quiet."""
     return end_ns - (previous.received_ns if previous else max(since_ns, end_ns - _ROWS_NS))
 
 
 def _progress_ns(
     cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, previous: RankNow | None, least_cpu: float
 ) -> int:
-    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before."""
+    """When a quiet rank was last seen to make progress; 0: not known yet. cpu_ns, io_bytes: since the row before."""
     if cpu_ns == UNKNOWN:
         return 0
-    if _got_on(cpu_ns, io_bytes, _elapsed_ns(since_ns, end_ns, previous), least_cpu):
+    if _made_progress(cpu_ns, io_bytes, _elapsed_ns(since_ns, end_ns, previous), least_cpu):
         return end_ns
     return previous.progress_ns or since_ns if previous else since_ns
 
 
-def _got_on(cpu_ns: int, io_bytes: int, elapsed_ns: int, least_cpu: float) -> bool:
+def _made_progress(cpu_ns: int, io_bytes: int, elapsed_ns: int, least_cpu: float) -> bool:
     if elapsed_ns <= 0:
         return True
     return cpu_ns > least_cpu * elapsed_ns or io_bytes * 1e9 > _PROGRESS_IO_BPS * elapsed_ns

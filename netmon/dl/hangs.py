@@ -2,22 +2,22 @@
 """Whether a job stands still, and who is missing in which collective.
 
 A rank waits for others: in a collective for those of its group that have not called it, in a transfer for the one at
-its other end. Whoever is waited for and waits for nobody is missing. If there is none, the ranks wait for each other
-crosswise, or all are in it and it does not end.
+its other end. A rank is missing if others wait for it and it waits for none. If no rank is missing, the ranks wait for
+each other crosswise, or all are in the collective and it does not end.
 
-Who is missing is told once the wait is longer than what this job has waited before. How long that is depends on what
-the missing rank does, for who says it of a rank that will come, says something false:
+A missing rank is reported once the wait is longer than this job's waits before. How much longer depends on what the
+missing rank does, because a report on a rank that is only late would be false:
 
 - It has left, died, or is stopped; or it has called something else: SURE_NS.
 - It sleeps, neither computes nor reads nor writes: SURE_NS, or half as long again as the job's longest wait.
 - It waits for its disk, or has done so, read or written since its last call: DISK_NS, or three times the longest wait.
-- It, or another one that is missing, gets on: PATIENCE_NS, or three times the longest wait.
-- Nothing is heard of its host: SILENT_NS.
+- It, or another missing rank, makes progress: PATIENCE_NS, or three times the longest wait.
+- Its host reports nothing: SILENT_NS.
 - Transfers wait for each other crosswise: SURE_NS later than collectives that do.
-- What it sends or is sent is not acknowledged: SURE_NS.
-- All are in it and no bytes flow: DISK_NS, or three times the longest wait.
+- Packets to it or from it are not acknowledged: SURE_NS.
+- All ranks are in the collective and no bytes flow: DISK_NS, or three times the longest wait.
 
-A rank that is there is given half as long again as this job's ranks usually take between two calls, besides.
+A present rank is reported no sooner after its last call than 1.5 × the pause that this job's ranks repeatedly make.
 """
 
 from collections import Counter
@@ -54,17 +54,17 @@ class RankNow:
     since_ns: int = 0  # its last call
     state: ProcessState = ProcessState.UNKNOWN
     waits_for: WaitsFor = WaitsFor.UNKNOWN
-    progress_ns: int = 0  # it was last seen to get on; 0: nobody knows yet
+    progress_ns: int = 0  # when it was last seen to make progress; 0: not known yet
     works: Sequence[Work] = ()  # begun_ns in UTC
-    left_ns: int = 0  # its process has not been there since then; 0: it is
-    silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
-    received_ns: int = 0  # this is known of it
+    left_ns: int = 0  # since when its process has been gone; 0: it is there
+    silent_ns: int = 0  # since when its host reports nothing; 0: it reports
+    received_ns: int = 0  # when this was reported
     io_bytes: int = 0  # that it has read and written since its last call
     waited_for_disk: bool = False  # since its last call it was seen in disk I/O before
 
     @property
-    def gets_on(self) -> bool:
-        """By what was heard of it last."""
+    def makes_progress(self) -> bool:
+        """By its last report."""
         seen = self.progress_ns >= self.received_ns or self.state in (ProcessState.RUNS, ProcessState.UNKNOWN)
         return not self.quiet or seen
 
@@ -75,11 +75,11 @@ class RankNow:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the job besides its ranks."""
+    """What is known of the job, besides its ranks."""
 
-    longest_ns: int = 0  # of the waits that it has gone on after
-    usual_ns: int = 0  # time that a rank takes between two calls, again and again
-    bytes_flow: bool = False  # its ranks send each other something
+    longest_ns: int = 0  # of the waits that have ended
+    pause_ns: int = 0  # longest time between two calls of a rank that has occurred repeatedly
+    bytes_flow: bool = False  # its ranks exchange data
     cut: Collection[tuple[int, int]] = ()  # ranks: nothing that the first one sends to the second is acknowledged
 
 
@@ -93,7 +93,7 @@ class _Missing(NamedTuple):
 
 
 def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> Hang | None:
-    """None: it does not stand still, or it is too early to say."""
+    """The hang of a job; None: there is none, or it is too early to say."""
     ranks = _same_groups(ranks)
     waits = {number: work for number, one in ranks.items() if (work := _waited(one))}
     if not waits:
@@ -110,7 +110,7 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
         culprit, what = found.missing[0] if found.missing else -1, found.what
         due_ns = since_ns + max(SURE_NS, known.longest_ns * 3 // 2)
         if what is Hung.CROSSWISE and not _is_collective(found.work):
-            due_ns += SURE_NS  # what was sent may be on its way, on a link that is cut: that is seen by then
+            due_ns += SURE_NS  # the data may be on a link that is cut: that is seen by then
         if what is Hung.CUT_OFF:
             due_ns = since_ns + SURE_NS
             one = ranks.get(culprit)
@@ -131,8 +131,8 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
 
 
 def ended(job: str, ranks: Mapping[int, RankNow], now_ns: int) -> Hang | None:
-    """Of a job whose ranks have ended: whether one of them had called something else in the last collective of a group
-    than the others. Libraries end such a job where they notice it."""
+    """Whether a job has ended because a rank's last collective of a group differed from that of the others. Libraries
+    end such a job where they notice it."""
     ranks = _same_groups(ranks)
     last = {number: _last_calls(one) for number, one in ranks.items()}
     for group in sorted({group for own in last.values() for group in own}):
@@ -142,8 +142,8 @@ def ended(job: str, ranks: Mapping[int, RankNow], now_ns: int) -> Hang | None:
         differ = _differ(there) if len(there) > 1 else None
         if differ is None:
             continue
-        usual, others = differ
-        work, one = there[usual[0]], ranks[others[0]]
+        alike, others = differ
+        work, one = there[alike[0]], ranks[others[0]]
         return Hang(
             since_ns=min(each.begun_ns for each in there.values()),
             until_ns=now_ns,
@@ -157,13 +157,13 @@ def ended(job: str, ranks: Mapping[int, RankNow], now_ns: int) -> Hang | None:
             group=_group_name(work, max(each.size for each in ranks.values())),
             rank=others[0],
             missing=others,
-            waiting=usual,
+            waiting=alike,
         )
     return None
 
 
 def _last_calls(one: RankNow) -> dict[int, Work]:
-    """By group, the collective that was called last."""
+    """The last collective of a rank, by group."""
     found: dict[int, Work] = {}
     for work in one.works:
         if _is_collective(work) and (work.group not in found or work.position > found[work.group].position):
@@ -172,14 +172,14 @@ def _last_calls(one: RankNow) -> dict[int, Work]:
 
 
 def _differ(there: Mapping[int, Work], gone: Collection[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ranks that have called what most have, and the others; None: all have called the same. Of as many, those of
-    whom some are not gone count as most."""
+    """The ranks that made the majority's call, and the others; None: all made the same call. In a tie, the call of a
+    rank that is not gone wins."""
     first = min(there, key=lambda number: (number in gone, number))
     for same in (_operation, _size):
         calls = Counter(map(same, there.values()))
         if len(calls) > 1:
-            usual = max(calls, key=lambda call: (calls[call], call == same(there[first])))
-            alike = tuple(sorted(number for number, work in there.items() if same(work) == usual))
+            majority = max(calls, key=lambda call: (calls[call], call == same(there[first])))
+            alike = tuple(sorted(number for number, work in there.items() if same(work) == majority))
             return alike, tuple(sorted(there.keys() - set(alike)))
     return None
 
@@ -191,7 +191,7 @@ def _other_call(mine: Work, theirs: Work) -> str:
 
 
 def _waited(one: RankNow) -> Work | None:
-    """What a quiet rank waits for first."""
+    """The oldest call that a quiet rank waits in; None: it waits in none."""
     if not one.quiet or is_inactive(one):
         return None
     waited = [work for work in one.works if work.state == WAITED]
@@ -204,7 +204,7 @@ def _waited(one: RankNow) -> Work | None:
 
 
 def is_inactive(one: RankNow) -> bool:
-    """Whether it does nothing any more, whatever it has called."""
+    """Whether it does nothing any more, whatever its last call."""
     return one.gone or one.state is ProcessState.STOPPED or bool(one.silent_ns)
 
 
@@ -219,8 +219,8 @@ def _is_collective(work: Work) -> bool:
 
 
 def _same_groups(ranks: Mapping[int, RankNow]) -> Mapping[int, RankNow]:
-    """Where the name of the group of all ranks has not been seen on some: it is the only one of all ranks that has a
-    name on the others, or nobody knows."""
+    """Match the group of all ranks where some ranks lack its name: it is the only named group of that size on the
+    others. If there is more than one, calls in these groups are dropped."""
     works = [work for one in ranks.values() for work in one.works]
     if not any(work.group == UNNAMED for work in works):
         return ranks
@@ -247,14 +247,15 @@ def _members(ranks: Mapping[int, RankNow], work: Work) -> dict[int, int]:
         for each in one.works:
             if each.group == work.group and 0 <= each.group_rank < work.group_size:
                 found[each.group_rank] = max(found.get(each.group_rank, (0, 0)), (one.since_ns, number))
-    members = {place: number for place, (_, number) in found.items()}
-    if work.group_size == ranks[next(iter(ranks))].size and all(place == number for place, number in members.items()):
+    members = {group_rank: number for group_rank, (_, number) in found.items()}
+    same = all(group_rank == number for group_rank, number in members.items())
+    if same and work.group_size == ranks[next(iter(ranks))].size:
         members |= {number: number for number in ranks if number < work.group_size}
     return members
 
 
 def _has_entered(one: RankNow, work: Work) -> bool | None:
-    """Whether a rank is in a collective, or was; None: nobody knows."""
+    """Whether a rank is in a collective, or was; None: not known."""
     mine = [each for each in one.works if each.group == work.group and _is_collective(each)]
     if work.position != UNKNOWN and mine and all(each.position != UNKNOWN for each in mine):
         return any(each.position >= work.position for each in mine)
@@ -264,7 +265,7 @@ def _has_entered(one: RankNow, work: Work) -> bool | None:
 
 
 def _blockers(ranks: Mapping[int, RankNow], number: int, work: Work) -> set[int] | None:
-    """For whom a rank waits; None: that is not known."""
+    """The ranks that a rank waits for; None: not known."""
     members = _members(ranks, work)
     if not _is_collective(work):
         return {members[work.peer]} if work.peer in members and members[work.peer] != number else None
@@ -279,9 +280,9 @@ def _blockers(ranks: Mapping[int, RankNow], number: int, work: Work) -> set[int]
 
 
 def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:
-    """Ranks that are in the same place of a group, and have called different things there.
+    """Ranks that are at the same position of a group, and made different calls there.
 
-    Of Horovod's calls the places are not known: where all ranks wait, they are in the same.
+    The positions of Horovod's calls are not known: where all ranks wait, they are at the same one.
     """
     positions: dict[tuple[int, int], dict[int, Work]] = {}
     for number, one in ranks.items():
@@ -304,7 +305,7 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
 
 
 def _too_few(there: Mapping[int, Work], alike: Collection[int], others: Collection[int], gone: Collection[int]) -> bool:
-    """Whether those that are still to come say which of them is the other call."""
+    """Whether ranks that are not there yet decide which call is the other one."""
     one = next(iter(there.values()))
     whole = len(there) >= one.group_size
     return not whole and (one.group == HOROVOD or (len(alike) == len(others) and not gone))
@@ -321,8 +322,8 @@ def _size(work: Work) -> tuple[str, int]:
 def _cut_off(
     ranks: Mapping[int, RankNow], waits: Mapping[int, Work], cut: Collection[tuple[int, int]]
 ) -> _Missing | None:
-    """Who is at an end of all connections on which nothing arrives; of a single one that is both, unless one of them
-    does nothing any more."""
+    """The rank at an end of all connections on which nothing arrives. Of a single connection it is both ends, unless
+    one of them is inactive."""
     if not cut:
         return None
     ends = Counter(rank for pair in cut for rank in set(pair))
@@ -339,7 +340,7 @@ def _missing(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missin
     roots = Counter(one for found in blockers.values() for one in found if one not in waits)
     if roots:
         waiting = [number for number, found in blockers.items() if found & roots.keys()]
-        # Of several collectives that of most ranks: others wait for these.
+        # Where ranks wait in different collectives, the one with most ranks counts: others wait for these.
         of = Counter((waits[number].group, waits[number].position) for number in waiting)
         key = max(of, key=lambda each: (of[each], -each[1]))
         first = next(number for number in waiting if (waits[number].group, waits[number].position) == key)
@@ -369,7 +370,7 @@ def _cycle(blockers: Mapping[int, set[int]]) -> list[int]:
 def _culprit(
     ranks: Mapping[int, RankNow], missing: Iterable[int], since_ns: int, known: Known
 ) -> tuple[int, Hung, int]:
-    """Which of them is to be named, what is wrong with it, and from when on it is told."""
+    """The missing rank to name, what is wrong with it, and when it is due to be reported (UTC, ns)."""
     long_ns = 3 * known.longest_ns
     found = []
     for number in missing:
@@ -382,14 +383,14 @@ def _culprit(
             found.append((1, since_ns + SURE_NS, number, Hung.NOT_ENTERED))
         else:
             sure, from_ns, wait_ns = 3, max(since_ns, one.progress_ns), max(SURE_NS, known.longest_ns * 3 // 2)
-            if one.gets_on or not one.progress_ns:
+            if one.makes_progress or not one.progress_ns:
                 sure, from_ns, wait_ns = 9, since_ns, max(PATIENCE_NS, long_ns)
             elif one.state is ProcessState.DISK or one.waited_for_disk or one.io_bytes >= _DISK_BYTES:
                 sure, wait_ns = 4, max(DISK_NS, long_ns)
-            due_ns = max(from_ns + wait_ns, one.since_ns + known.usual_ns * 3 // 2)
+            due_ns = max(from_ns + wait_ns, one.since_ns + known.pause_ns * 3 // 2)
             found.append((sure, due_ns, number, Hung.NOT_ENTERED))
     sure, due_ns, number, what = min(found)
-    if sure > 1:  # it may wait for another one that gets on, in a way that is not seen
+    if sure > 1:  # it may wait, unseen, for another one that makes progress
         due_ns = max(each[1] for each in found)
     return number, what, due_ns
 
@@ -413,7 +414,7 @@ _GROUP_NUMBERS: dict[int, int] = {}
 
 
 def group_number(group: int) -> int | None:
-    """What PyTorch calls a group, if that is a number."""
+    """PyTorch's name of a group, if that is a number."""
     if not _GROUP_NUMBERS:
         _GROUP_NUMBERS.update((_hash(str(number)), number) for number in range(_NUMBERED))
     return _GROUP_NUMBERS.get(group)
@@ -463,14 +464,14 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
     if one.gone:
         return "its process has ended"
     if one.silent_ns:
-        return f"nothing is heard of {one.host} for {format_duration(max(0, now_ns - one.silent_ns))}"
+        return f"{one.host} has reported nothing for {format_duration(max(0, now_ns - one.silent_ns))}"
     if one.state is ProcessState.STOPPED:
         return "it is stopped by a signal or a debugger"
     if one.state is ProcessState.DISK:
         return "it is in disk I/O"
     if not one.quiet:
         return "it calls something else"
-    if one.gets_on:
+    if one.makes_progress:
         return "it computes"
     return _FOR[one.waits_for]
 

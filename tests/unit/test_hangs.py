@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is told of where a job stands still, after how long; and where nobody is."""
+"""Which rank is reported where a job stands still, and after how long; and where none is."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,8 +45,8 @@ def others(*but: int) -> dict[int, RankNow]:
     return {number: waiting(number) for number in range(SIZE) if number not in but}
 
 
-def told_after(ranks: dict[int, RankNow], **known: Any) -> tuple[int, Hang | None]:
-    """After how many seconds something is told; −1: never."""
+def reported_after(ranks: dict[int, RankNow], **known: Any) -> tuple[int, Hang | None]:
+    """After how many seconds a hang is reported; −1: never."""
     for second in range(300):
         if hang := judge("a", ranks, T0 + second * S, Known(**known)):
             return second, hang
@@ -54,7 +54,7 @@ def told_after(ranks: dict[int, RankNow], **known: Any) -> tuple[int, Hang | Non
 
 
 def test_a_rank_that_sleeps_and_has_not_entered() -> None:
-    seconds, hang = told_after(others(3) | {3: late(waits_for=WaitsFor.TIME)})
+    seconds, hang = reported_after(others(3) | {3: late(waits_for=WaitsFor.TIME)})
     assert hang is not None
     assert seconds * S == SURE_NS
     assert (hang.what, hang.rank, hang.host, hang.missing, hang.waiting) == (
@@ -75,7 +75,7 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
         ({"state": ProcessState.STOPPED}, SURE_NS, Hung.NOT_ENTERED, "stopped"),
         ({"left_ns": T0 - S}, SURE_NS, Hung.GONE, "ended"),
         ({"left_ns": T0 + 4 * S}, 4 * S + SURE_NS, Hung.GONE, "ended"),  # the others may be ending, too
-        ({"silent_ns": T0 + 2 * S}, SILENT_NS + 2 * S, Hung.HOST_SILENT, "nothing is heard of h3"),
+        ({"silent_ns": T0 + 2 * S}, SILENT_NS + 2 * S, Hung.HOST_SILENT, "h3 has reported nothing for"),
         ({"io_bytes": 1 << 20}, DISK_NS, Hung.NOT_ENTERED, "it sleeps"),  # between two pieces of a checkpoint
         ({"state": ProcessState.DISK}, DISK_NS, Hung.NOT_ENTERED, "it is in disk I/O"),
         ({"state": ProcessState.RUNS}, PATIENCE_NS, Hung.NOT_ENTERED, "it computes"),
@@ -87,7 +87,7 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
     ],
 )
 def test_how_long_a_missing_rank_is_waited_for(known: dict[str, object], seconds: int, what: Hung, why: str) -> None:
-    after, hang = told_after(others(3) | {3: late(**known)})
+    after, hang = reported_after(others(3) | {3: late(**known)})
     assert hang is not None
     assert (after * S, hang.what, hang.rank) == (seconds, what, 3)
     assert why in hang.why
@@ -95,34 +95,34 @@ def test_how_long_a_missing_rank_is_waited_for(known: dict[str, object], seconds
 
 def test_what_the_job_has_waited_for_before_is_no_hang() -> None:
     asleep, busy = others(3) | {3: late()}, others(3) | {3: late(state=ProcessState.RUNS)}
-    assert told_after(asleep, longest_ns=20 * S)[0] == 30
-    assert told_after(busy, longest_ns=40 * S)[0] == 120
-    assert told_after(others(3) | {3: late(state=ProcessState.STOPPED)}, longest_ns=20 * S)[0] * S == SURE_NS
+    assert reported_after(asleep, longest_ns=20 * S)[0] == 30
+    assert reported_after(busy, longest_ns=40 * S)[0] == 120
+    assert reported_after(others(3) | {3: late(state=ProcessState.STOPPED)}, longest_ns=20 * S)[0] * S == SURE_NS
 
 
 def test_one_that_gets_on_may_be_what_the_other_waits_for() -> None:
     ranks = others(2, 3) | {2: late(2), 3: late(3, state=ProcessState.RUNS)}
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.missing) == (PATIENCE_NS, (2, 3))
     stopped = ranks | {2: late(2, state=ProcessState.STOPPED)}
-    assert told_after(stopped)[0] * S == SURE_NS
+    assert reported_after(stopped)[0] * S == SURE_NS
 
 
 def test_nobody_waits() -> None:
     computing = {number: late(number) for number in range(SIZE)}
-    assert told_after(computing) == (-1, None)
+    assert reported_after(computing) == (-1, None)
     going_on = {number: rank(number, work(number, 8, OPEN)) for number in range(SIZE - 1)}
-    assert told_after(going_on | {3: late()}) == (-1, None)  # they compute beside what they have begun
+    assert reported_after(going_on | {3: late()}) == (-1, None)  # they compute beside what they have begun
 
 
 def test_a_wait_that_is_over() -> None:
-    assert told_after({number: replace(one, quiet=False) for number, one in others().items()}) == (-1, None)
+    assert reported_after({number: replace(one, quiet=False) for number, one in others().items()}) == (-1, None)
 
 
 def test_another_operation() -> None:
     ranks = others(1) | {1: waiting(1, operation=ALL_GATHER)}
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.what, hang.rank, hang.why) == (SURE_NS, Hung.OTHER_CALL, 1, "it has called all-gather")
     assert hang.waiting == (0, 2, 3)
@@ -131,8 +131,8 @@ def test_another_operation() -> None:
 def test_of_two_that_differ_others_say_who_is_right() -> None:
     ranks = {0: waiting(0, operation=ALL_GATHER), 1: waiting(1)}
     computing = {number: late(number, state=ProcessState.RUNS) for number in (2, 3)}
-    assert told_after(ranks | computing)[0] * S >= PATIENCE_NS  # they have called nothing yet
-    _, hang = told_after(ranks | computing | {2: waiting(2)})
+    assert reported_after(ranks | computing)[0] * S >= PATIENCE_NS  # they have called nothing yet
+    _, hang = reported_after(ranks | computing | {2: waiting(2)})
     assert hang is not None
     assert (hang.what, hang.rank) == (Hung.OTHER_CALL, 0)
 
@@ -142,38 +142,38 @@ def test_horovods_ranks_that_wait_for_different_operations() -> None:
         return waiting(number, UNKNOWN, group=HOROVOD, bytes=UNKNOWN, operation=operation)
 
     ranks = {number: waits(number, ALL_GATHER if number == 2 else ALL_REDUCE) for number in range(SIZE)}
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.what, hang.rank, hang.why) == (SURE_NS, Hung.OTHER_CALL, 2, "it has called all-gather")
-    _, hang = told_after(ranks | {3: late(state=ProcessState.RUNS)})
+    _, hang = reported_after(ranks | {3: late(state=ProcessState.RUNS)})
     assert hang is not None
     assert hang.what is not Hung.OTHER_CALL  # it may come
 
 
 def test_another_size() -> None:
-    _, hang = told_after(others(1) | {1: waiting(1, bytes=8)})
+    _, hang = reported_after(others(1) | {1: waiting(1, bytes=8)})
     assert hang is not None
     assert (hang.what, hang.rank) == (Hung.OTHER_CALL, 1)
     assert hang.why == "it has called it with 8 bytes, the others with 4,000"
     gathers = {n: waiting(n, operation=ALL_GATHER, bytes=1000 + n) for n in range(SIZE)}  # as all-gathers may
-    after, hang = told_after(gathers)
+    after, hang = reported_after(gathers)
     assert hang is not None
     assert (after * S, hang.what) == (DISK_NS, Hung.NOT_ENDING)
 
 
 def test_all_are_in_it_and_it_does_not_end() -> None:
-    seconds, hang = told_after(others())
+    seconds, hang = reported_after(others())
     assert hang is not None
     assert (seconds * S, hang.what, hang.rank) == (DISK_NS, Hung.NOT_ENDING, -1)
     assert "all ranks are in all-reduce 8" in line(hang, str)
-    assert told_after(others(), bytes_flow=True) == (-1, None)  # a transfer that takes long
-    assert told_after(others(3)) == (-1, None)  # of a rank on a host without an agent nothing is known
+    assert reported_after(others(), bytes_flow=True) == (-1, None)  # a transfer that takes long
+    assert reported_after(others(3)) == (-1, None)  # of a rank on a host without an agent nothing is known
 
 
 def test_some_are_in_the_next_one_already() -> None:
     ranks = {number: waiting(number, 8 + (number == 1), begun_ns=T0 + number) for number in range(SIZE)}
     ranks[1] = rank(1, work(1, 9, WAITED), work(1, 8, OVER))
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.what, hang.sequence) == (DISK_NS, Hung.NOT_ENDING, 8)
 
@@ -192,7 +192,7 @@ def test_one_that_is_cut_off(
 ) -> None:
     ranks = {number: waiting(number) for number in range(SIZE)}
     ranks[1] = replace(ranks[1], **known)
-    seconds, hang = told_after(ranks, cut=cut, longest_ns=30 * S)
+    seconds, hang = reported_after(ranks, cut=cut, longest_ns=30 * S)
     assert hang is not None
     assert (seconds * S, hang.what, hang.missing) == (SURE_NS, what, missing)
     assert words in line(hang, str)
@@ -200,21 +200,21 @@ def test_one_that_is_cut_off(
 
 def test_transfers_that_wait_for_each_other_may_be_on_a_cut_link() -> None:
     ranks = {0: transfer(0, RECEIVE, 1), 1: transfer(1, RECEIVE, 0)}
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.what) == (2 * SURE_NS, Hung.CROSSWISE)
-    seconds, hang = told_after(ranks, cut={(0, 1)})
+    seconds, hang = reported_after(ranks, cut={(0, 1)})
     assert hang is not None
     assert (seconds * S, hang.what) == (SURE_NS, Hung.CUT_OFF)
 
 
 def test_one_that_usually_takes_its_time() -> None:
-    assert told_after(others(3) | {3: late(since_ns=T0 - S)}, usual_ns=8 * S)[0] == 11
+    assert reported_after(others(3) | {3: late(since_ns=T0 - S)}, pause_ns=8 * S)[0] == 11
 
 
 def test_one_that_was_stopped_in_it() -> None:
     ranks = others(2) | {2: replace(waiting(2), state=ProcessState.STOPPED)}
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.what, hang.rank, hang.waiting) == (SURE_NS, Hung.STOPPED_IN_IT, 2, (0, 1, 3))
     assert "rank 2 on h2 stands still in all-reduce 8" in line(hang, str)
@@ -230,7 +230,7 @@ def test_two_groups_crosswise() -> None:
         0: rank(0, pair(0, one, (0, 1), WAITED), work(0, 2, OVER, group=other, group_size=2)),
         1: rank(1, pair(1, other, (0, 1), WAITED), work(1, 2, OVER, group=one, group_rank=1, group_size=2)),
     }
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.what, set(hang.missing)) == (SURE_NS, Hung.CROSSWISE, {0, 1})
     assert "ranks 0, 1 wait for each other" in line(hang, str)
@@ -244,7 +244,7 @@ def test_who_waits_in_another_group_for_the_one_that_is_missing() -> None:
         2: rank(2, pair(2, SUB, (2, 3), WAITED), work(2, 7, OVER)),
         3: rank(3, work(3, 7, OVER), pair(3, SUB, (2, 3), OVER)._replace(position=2)),
     }
-    _, hang = told_after(ranks)
+    _, hang = reported_after(ranks)
     assert hang is not None
     assert (hang.rank, hang.missing) == (3, (3,))
 
@@ -255,11 +255,11 @@ def transfer(number: int, operation: int, peer: int) -> RankNow:
 
 def test_a_stage_of_a_pipeline() -> None:
     ranks = {0: late(0), 1: transfer(1, RECEIVE, 0), 2: transfer(2, RECEIVE, 1), 3: transfer(3, RECEIVE, 2)}
-    seconds, hang = told_after(ranks)
+    seconds, hang = reported_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.rank, hang.collective, hang.waiting) == (SURE_NS, 0, "receive", (1, 2, 3))
     assert "rank 0 on h0 has not sent what is waited for; 3 ranks wait" in line(hang, str)
-    _, hang = told_after({0: transfer(0, SEND, 1), 1: transfer(1, SEND, 0)})
+    _, hang = reported_after({0: transfer(0, SEND, 1), 1: transfer(1, SEND, 0)})
     assert hang is not None
     assert hang.what is Hung.CROSSWISE
 
@@ -268,23 +268,23 @@ def test_where_positions_are_not_known() -> None:
     ranks = {n: replace(one, works=[w._replace(position=UNKNOWN) for w in one.works]) for n, one in others(3).items()}
     missing = late()
     ranks[3] = replace(missing, works=[w._replace(position=UNKNOWN) for w in missing.works])
-    _, hang = told_after(ranks)
+    _, hang = reported_after(ranks)
     assert hang is not None
     assert hang.rank == 3
     rooted = {n: replace(one, works=[w._replace(operation=BROADCAST) for w in one.works]) for n, one in ranks.items()}
-    assert told_after(rooted) == (-1, None)  # it may be through
+    assert reported_after(rooted) == (-1, None)  # it may be through
 
 
 def test_a_name_that_some_have_not_seen() -> None:
     ranks = others(3) | {0: waiting(0, group=UNNAMED), 3: late()}
-    _, hang = told_after(ranks)
+    _, hang = reported_after(ranks)
     assert hang is not None
     assert (hang.rank, hang.waiting) == (3, (0, 1, 2))
 
 
 def test_horovod() -> None:
     waits = {n: waiting(n, UNKNOWN, group=HOROVOD, sequence=UNKNOWN) for n in range(3)}
-    seconds, hang = told_after(waits | {3: rank(3)})
+    seconds, hang = reported_after(waits | {3: rank(3)})
     assert hang is not None
     assert (seconds * S, hang.rank, hang.group) == (SURE_NS, 3, "")
     assert "has not entered all-reduce; 3 ranks wait" in line(hang, str)

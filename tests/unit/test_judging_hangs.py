@@ -66,7 +66,7 @@ class Collector:
         self.rows.append(Columns({name: np.array([value], np.int64) for name, value in row.items()}))
 
     def tick(self) -> None:
-        self.hangs._looked_ns = 0
+        self.hangs._checked_ns = 0
         self.hangs.tick(list(self.sessions.values()))
 
     def stands_still(self, **known: int) -> None:
@@ -227,7 +227,7 @@ def test_what_a_rank_takes_again_and_again_is_usual() -> None:
         collector.tick()
         collector.tell(2, 8, 7, OVER, quiet=False)
         collector.tick()
-    assert collector.hangs._jobs["job"].usual_ns == 8 * S
+    assert collector.hangs._jobs["job"].pause_ns == 8 * S
     collector.stands_still()
     assert collector.stored == []
 
