@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon bench hang`: training in the lab that is made to stand still, and what netmon tells of it meanwhile."""
+"""`netmon bench hang`: training in the lab that is made to stand still, and what netmon reports of it meanwhile."""
 
 import contextlib
 import os
@@ -26,13 +26,13 @@ from netmon.terminal import FittingTable, figures, labels
 from netmon.views import Hang, Hung, Selection
 from netmon.wire.watch import watch_once
 
-# --- What is done, and what is to be told of it.
+# --- What is injected, and what should be reported.
 
 _RANKS, _SPLIT = 3, {"tensor": 4}  # layers are split over an even number
-_GO_ON = ("stop", "link")
-"""The job goes on afterwards, and has waited for nobody that would come: these come first in a run."""
+_RESUMING = ("stop", "link")
+"""Kinds after which the job resumes without having waited for a rank that would come: these are first in a run."""
 
-_GONE_ON = 2  # of these, in a run
+_RESUMED = 2  # of these, in a run
 _EXPECTED = {
     "sleep": (Hung.NOT_ENTERED,),
     "stop": (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT),
@@ -51,11 +51,11 @@ _UNABLE = {"horovod": ("size", "cross"), "pipeline": ("call", "size")}
 """Horovod puts them in order itself. In a pipeline ranks wait for transfers while one is in a collective."""
 
 _BY_SCRIPT = ("sleep", "compute", "disk", "call", "size", "cross")
-_PATIENCE_S = {"compute": 80.0, "disk": 40.0, "link": 40.0}  # until it should have been told; others: _SOON_S
+_PATIENCE_S = {"compute": 80.0, "disk": 40.0, "link": 40.0}  # until it should have been reported; others: _SOON_S
 _SOON_S = 25.0
-_ENDED_S = 15.0  # after all ranks have ended, until it should have been told why
+_ENDED_S = 15.0  # after all ranks have ended, until the reason should have been reported
 
-# --- One injection, and what was told.
+# --- One injection, and what was reported.
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Outcome:
     injection: Injection
     begun_ns: int
     sequence: int  # of the collective that was called next; −1: not known
-    ended_ns: int = 0  # it was undone, and the job went on
+    ended_ns: int = 0  # it was undone, and the job resumed
     hang: Hang | None = None
-    ended_itself: bool = False  # the training failed before anything was told
+    ended_itself: bool = False  # the training failed before anything was reported
 
     @property
     def delay_s(self) -> float | None:
@@ -102,7 +102,7 @@ class Outcome:
         return hang.collective == first and self.sequence in (-1, hang.sequence)
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """For JSON."""
         hang = self.hang
         return {
             **document(self.injection),
@@ -118,7 +118,7 @@ class Outcome:
 
 @dataclass
 class KindResult:
-    injected: int  # and the job stood still
+    injected: int  # of which the job hung
     reported: int
     right_rank: int
     right_collective: int
@@ -131,7 +131,7 @@ class KindResult:
 class HangResult:
     planned: int  # runs
     outcomes: list[Outcome] = field(default_factory=list)
-    false: list[str] = field(default_factory=list)  # what was told while nothing was done
+    false: list[str] = field(default_factory=list)  # what was reported while nothing was injected
     undisturbed_s: float = 0.0
     failed: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -140,7 +140,7 @@ class HangResult:
 
     @property
     def kinds(self) -> dict[str, KindResult]:
-        """In order of their names as the option has them."""
+        """Results by kind, in the order of the option."""
         found = {}
         for kind in HANG_KINDS:
             own = [each for each in self.outcomes if each.injection.kind == kind]
@@ -149,7 +149,7 @@ class HangResult:
         return found
 
     def shown(self) -> Iterator[FittingTable | str]:
-        """A row per kind; then what was wrong."""
+        """A row per kind, then the wrong reports."""
         columns = [
             *labels("kind"),
             *figures("injected", "reported", "right rank", "right collective", "median s", "worst s"),
@@ -162,7 +162,7 @@ class HangResult:
             )
             for kind, each in self.kinds.items()
         ]
-        yield table("what was done, and what was told of it", columns, rows)
+        yield table("what was injected, and what was reported", columns, rows)
         yield f"reported while nothing was done: {len(self.false)} in {self.undisturbed_s / 60:.1f} min"
         yield from self.false
         for each in self.outcomes:
@@ -200,20 +200,20 @@ def _words(hang: Hang) -> str:
 # --- A run.
 
 _LOOK_S = 0.25
-_WARM, _AHEAD = 20, 8  # iterations: before the first injection; from when a script is told to when it does so
+_WARM, _AHEAD = 20, 8  # iterations: before the first injection; from a script's command to its execution
 _CALM_S = 4.0  # between injections
 _WAIT_S = 120.0
 _DISK_MB = 8
 
 
 class _Run:
-    """One training, and what is done to it."""
+    """One training, and its injections."""
 
     def __init__(self, testbed: Network, monitor: Monitor, spec: RunSpec, folder: Path, result: HangResult) -> None:
         self._testbed, self._monitor, self._spec, self._folder = testbed, monitor, spec, folder
         self._result = result
         self._order = folder / "order"
-        self._reported: dict[int, Hang] = {}  # by when it was told; as it was then
+        self._reported: dict[int, Hang] = {}  # by the time of the report; as it was then
         self._begun_ns = 0  # of an injection that is not over
 
     def do(self, plan: Sequence[Injection]) -> None:
@@ -261,9 +261,9 @@ class _Run:
                     end = min(end, time.monotonic() + _ENDED_S)
                 self._look()
                 time.sleep(_LOOK_S)
-        if injection.kind in _GO_ON:
+        if injection.kind in _RESUMING:
             before = self._training.iterations_done()
-            self._await(lambda: self._training.iterations_done() > before + 3 and not self._goes_on())
+            self._await(lambda: self._training.iterations_done() > before + 3 and not self._is_hung())
         outcome.ended_ns, self._begun_ns = time.time_ns(), 0
         return outcome
 
@@ -289,7 +289,7 @@ class _Run:
         jobs = watch_once(self._monitor.address, Selection()).jobs
         return [hang for job in jobs if job.job == self._training.job for hang in job.hangs]
 
-    def _goes_on(self) -> bool:
+    def _is_hung(self) -> bool:
         return any(not hang.until_ns for hang in self._look())
 
     def _look(self) -> list[Hang]:
@@ -306,12 +306,12 @@ class _Run:
             time.sleep(_LOOK_S)
 
     def _kill(self) -> None:
-        """Stopped ranks, too."""
+        """Kill all ranks, stopped ones, too."""
         for rank in self._training.ranks:
             if rank.status() is None:
                 os.kill(rank.pid, signal.SIGKILL)
 
-    # --- by kind
+    # --- By kind.
 
     def host(self, rank: int) -> Host:
         return self._testbed.hosts[self._spec.ring[rank]]
@@ -321,7 +321,7 @@ class _Run:
             os.kill(self._training.ranks[rank].pid, number)
 
     def link(self, rank: int, up: bool) -> None:
-        """The port of the switch: nothing comes through, and nobody is told."""
+        """Set the switch's port up or down. While it is down nothing passes, and no end is notified."""
         switch = self._testbed.lease.namespace("switch")
         run_lines("ip", switch, [f"link set port{self._spec.ring[rank]} {'up' if up else 'down'}"])
 
@@ -339,7 +339,7 @@ class _Run:
 
 
 class _Done(contextlib.AbstractContextManager["_Done"]):
-    """What is done from outside, and undone. What is killed sends nothing any more, so that the others wait."""
+    """An injection from outside, undone at the end. What is killed sends nothing any more, so the others wait."""
 
     def __init__(self, run: _Run, injection: Injection, disk: Path | None) -> None:
         self._run, self._kind, self._rank, self._disk = run, injection.kind, injection.rank, disk
@@ -373,7 +373,7 @@ class _Done(contextlib.AbstractContextManager["_Done"]):
 
 @contextlib.contextmanager
 def _disk(folder: Path) -> Iterator[Path]:
-    """A small file system of its own, that can be frozen."""
+    """A small file system that can be frozen."""
     image, mount = folder / "disk.img", folder / "disk"
     mount.mkdir()
     with image.open("wb") as file:
@@ -386,7 +386,7 @@ def _disk(folder: Path) -> Iterator[Path]:
         run_tool(["umount", "-l", str(mount)])
 
 
-# --- all runs
+# --- All runs.
 
 
 def _ranks(trainer: str) -> int:
@@ -394,16 +394,16 @@ def _ranks(trainer: str) -> int:
 
 
 def plan(spec: HangSpec) -> list[list[Injection]]:
-    """Of each run. Every kind, rank and trainer is about as frequent; the last of a run is one after which it does not
-    go on."""
+    """The injections of each run. Every kind, rank and trainer is about as frequent; after the last one of a run the
+    job does not resume."""
     random = np.random.default_rng(spec.seed)
-    go_on = [kind for kind in spec.wanted if kind in _GO_ON]
+    resuming = [kind for kind in spec.wanted if kind in _RESUMING]
     counts = dict.fromkeys(spec.wanted, 0)
     runs = []
     for number in range(spec.runs):
         trainer = spec.trainers[number % len(spec.trainers)]
-        able = [kind for kind in spec.wanted if kind not in (*_GO_ON, *_UNABLE.get(trainer, ()))]
-        kinds = [go_on[int(random.integers(len(go_on)))] for _ in range(_GONE_ON if go_on else 0)]
+        able = [kind for kind in spec.wanted if kind not in (*_RESUMING, *_UNABLE.get(trainer, ()))]
+        kinds = [resuming[int(random.integers(len(resuming)))] for _ in range(_RESUMED if resuming else 0)]
         if able:
             kinds.append(min(able, key=lambda kind: counts[kind]))
             counts[kinds[-1]] += 1
@@ -436,12 +436,12 @@ def measure(spec: HangSpec, progress: Progress = silent) -> HangResult:
                 compute_ns=60_000_000,
                 iterations=1_000_000,
             )
-            place = folder / first.run
-            (place / "log").mkdir(parents=True)
+            own_folder = folder / first.run
+            (own_folder / "log").mkdir(parents=True)
             try:
-                _Run(testbed, monitor, training, place, result).do(some)
+                _Run(testbed, monitor, training, own_folder, result).do(some)
             finally:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(own_folder, ignore_errors=True)
 
         def show(done: int) -> None:
             progress(done, len(runs), f"run {done + 1} of {len(runs)}, {len(result.outcomes)} injections")

@@ -183,7 +183,7 @@ def test_what_did_not_hurt_is_not_asked_for(run):
     result.add(outcomes, accusations, 0)
     out = io.StringIO()
     show(result, Console(file=out, width=140))
-    assert "1 took less than 1.3 × the usual; the longest 1.00 ×" in " ".join(out.getvalue().split())
+    assert "1 took less than 1.3 × the baseline; the longest 1.00 ×" in " ".join(out.getvalue().split())
 
 
 def test_of_what_lasts_for_seconds_every_iteration_counts_that_it_made_long():
@@ -381,7 +381,7 @@ def test_what_would_have_been_lies_within_its_interval():
             made = simulate(its)
             verdict = judge("simulated", made.steps, made.link_totals, made.number)
             low, high = verdict.counterfactual_low_ns, verdict.counterfactual_high_ns
-            if verdict.cause.name.lower() == its.cause and made.excess_ns > 0.2 * made.usual_ns:
+            if verdict.cause.name.lower() == its.cause and made.excess_ns > 0.2 * made.baseline_ns:
                 inside.append(low <= made.without_ns <= high)
                 half.append((high - low) / 2 / made.without_ns)
     assert len(inside) >= 30

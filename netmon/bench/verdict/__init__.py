@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict compared with causes that are known, because they were brought about."""
+"""Verdicts compared with known, injected causes."""

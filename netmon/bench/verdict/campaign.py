@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon bench verdict`: runs of the lab with injections, what `netmon why` says of each dataset afterwards, and what
-has to do with it: simulated tables, reruns without the culprit, and shifted jobs."""
+"""`netmon bench verdict`: runs of the lab with injections, and the verdicts of `netmon why` on their datasets; also
+simulated tables, reruns without the culprit, and shifted jobs."""
 
 import contextlib
 import shutil
@@ -47,24 +47,24 @@ from netmon.lab.spec import RunSpec
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 
-# --- Verdicts on the iterations that nothing was done to: how much a verdict is worth that nobody can check.
+# --- Verdicts on undisturbed iterations: how reliable a verdict is whose cause was not injected.
 
 
 @dataclass
 class Undisturbed:
-    """Of a campaign; may still grow."""
+    """Undisturbed iterations of a campaign; add extends it."""
 
     iterations: int = 0  # that nothing was done to, without the first of each run
     judged: list[VerdictRow] = field(
         default_factory=list
-    )  # verdicts on them: they took NOTABLE × the usual by themselves
+    )  # verdicts on them: they took NOTABLE × the baseline by themselves
 
     def add(self, truth: Truth, verdicts: Sequence[VerdictRow]) -> None:
         self.iterations += len(truth.undisturbed)
         self.judged += [each for each in verdicts if not _met(truth, each)]
 
     def document(self) -> dict[str, Any]:
-        """For JSON: by cause, how many there were, and what the surest of them was said with."""
+        """For JSON: by cause, how many verdicts there were, and the highest confidence of them."""
         causes = sorted({str(each["cause"]) for each in self.judged})
         of = {cause: [each for each in self.judged if each["cause"] == cause] for cause in causes}
         return {
@@ -102,17 +102,17 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Injections of one kind that no verdict was asked on."""
+    """Injections of one kind for which no verdict was requested."""
 
     count: int
     done: bool  # False: nothing was done
-    as_undisturbed: int  # of them, iterations that were long enough, but so are some that nothing was done to
+    as_undisturbed: int  # of them, iterations that were long enough, but no longer than undisturbed ones
     most: float  # what the worst of their iterations took, in baseline iterations
-    judged: dict[str, int]  # what was said of them all the same, by cause
+    judged: dict[str, int]  # their verdicts all the same, by cause
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "LeftOut":
-        """At least one, of one kind."""
+        """outcomes: at least one, of one kind."""
         causes = Counter(each.judged for each in outcomes if each.judged != NOTHING)
         done = outcomes[0].cause != NOTHING
         ratios = [1 + each.excess_ns / each.usual_ns for each in outcomes]
@@ -149,17 +149,17 @@ class VerdictResult:
         return table
 
     def count(self, *outcomes: str) -> int:
-        """Injections that came to one of these."""
+        """Number of injections with one of these outcomes."""
         return sum(each.outcome in outcomes for each in self.outcomes)
 
     @property
     def scored(self) -> list[Outcome]:
-        """Injections that a verdict was asked on: something was done, and it hurt."""
+        """Injections for which a verdict was requested: something was done, and it had an effect."""
         return [each for each in self.outcomes if each.cause != NOTHING and each.outcome != NO_EFFECT]
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """Injections that no verdict was asked on, by kind, and why: nothing was done, or it did not hurt enough."""
+        """Injections for which no verdict was requested, by kind: nothing was done, or its effect was too small."""
         kinds: dict[str, list[Outcome]] = {}
         for each in self.outcomes:
             if each.cause == NOTHING or each.outcome == NO_EFFECT:
@@ -168,13 +168,13 @@ class VerdictResult:
 
     @property
     def right_cause_share(self) -> float | None:
-        """Of those asked."""
+        """Of those with a requested verdict; None: there are none."""
         right = sum(each.outcome in (RIGHT, WRONG_CULPRIT) for each in self.scored)
         return right / len(self.scored) if self.scored else None
 
     @property
     def right_culprit_share(self) -> float | None:
-        """Of those whose cause was reported."""
+        """Of those with the right cause; None: there are none."""
         known = [each for each in self.scored if each.outcome in (RIGHT, WRONG_CULPRIT)]
         return sum(each.outcome == RIGHT for each in known) / len(known) if known else None
 
@@ -184,11 +184,11 @@ class VerdictResult:
 
     @property
     def false(self) -> list[Accusation]:
-        """Of the accusations, those of what was not there."""
+        """Accusations of a cause that was not there."""
         return [each for each in self.accusations if not each.lost]
 
     def share_error(self, share: float) -> float | None:
-        """Percentile of |told − true| / true of the delay, where the cause was reported."""
+        """Percentile of |reported − true| / true of the delay, where the cause was reported."""
         return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
 
     def judged_delay_s(self, share: float) -> float | None:
@@ -268,17 +268,17 @@ def _figures(result: VerdictResult) -> FittingTable:
         ("network accused, and it was not", f"{len(result.false)} of {result.verdicts} verdicts"),
         ("packets lost that nobody dropped on purpose", str(len(result.accusations) - len(result.false))),
         ("share of the delay against the truth: median error", percent(result.share_error(50))),
-        ("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after)),
-        ("another cause was told at once", f"{otherwise} of {both}"),
+        ("reported after, s: median, p99", ", ".join("not reported" if s is None else f"{s:.2f}" for s in after)),
+        ("another cause was reported at first", f"{otherwise} of {both}"),
     ]
     if found := result.incidents if result.incidents.made else None:
         rows += [
             ("incidents with right cause and culprit", f"{found.right} of {found.made}"),
-            ("of several steps", f"{found.lasting_right} of {found.lasting}"),
+            ("of more than one step", f"{found.lasting_right} of {found.lasting}"),
             ("begin and end within a step", f"{found.within_a_step} of {found.right}"),
         ]
     if result.undisturbed.iterations:
-        rows.append(("stood out with nothing done, and told why", result.undisturbed.words()))
+        rows.append(("slow with nothing done, and verdicts on them", result.undisturbed.words()))
     if result.failed:
         rows.append(("runs that failed", str(len(result.failed))))
     return figures_table("", rows)
@@ -288,7 +288,7 @@ def _why_left_out(each: LeftOut) -> str:
     if not each.done:
         return f"{each.count}, nothing was done"
     short, noise = each.count - each.as_undisturbed, each.as_undisturbed
-    parts = [f"{short} took less than {SCORED_FROM:g} × the usual"] if short else []
+    parts = [f"{short} took less than {SCORED_FROM:g} × the baseline"] if short else []
     parts += [f"{noise} took no longer than some that nothing was done to"] if noise else []
     return f"{'; '.join(parts)}; the longest {each.most:.2f} ×"
 
@@ -312,7 +312,7 @@ def _line(each: Outcome) -> str:
     said = f"{each.judged} ({verdict['culprit'] or verdict['host']})" if verdict else "no verdict"
     number = f", iteration {verdict['iteration']}" if verdict else ""
     longer = f"{format_duration(max(0.0, each.excess_ns))} longer than {format_duration(each.usual_ns)}"
-    return f"{each.run}{number} ({each.trainer}): {each.outcome}: {each.kind}, {longer}; told: {said}"
+    return f"{each.run}{number} ({each.trainer}): {each.outcome}: {each.kind}, {longer}; reported: {said}"
 
 
 def measure(spec: VerdictSpec, progress: Progress = silent) -> VerdictResult:
@@ -367,7 +367,7 @@ def _campaign(specs: Sequence[RunSpec], progress: Progress, keep: bool) -> Verdi
 
 
 def judge_run(data: Path, result: VerdictResult) -> None:
-    """Add what is said of a run that lies there. Raises DataError."""
+    """Add the verdicts on a finished run. Raises DataError."""
     truth = read_truth(data)
     live = {each["iteration"]: each for each in stored(data) if each["job"] == truth.job}
     verdicts = [each for each in why(data, "") if each["job"] == truth.job]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the lab in which something is injected now and then: drawn from a seed, and done one after the other."""
+"""Runs of the lab with injections, drawn from a seed and executed one after the other."""
 
 import logging
 import math
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 _Plan = TypeVar("_Plan")
 
 KINDS = tuple(kind for kind in CAUSES if kind not in ("policer", "batch"))
-"""What is injected if nobody says: of each as much. A policer slows a link and loses packets; either is right to say. A
-changed batch size is not undone, so it is the last of its run."""
+"""The default injections, each as frequent. A policer slows a link and loses packets; either cause is right. A changed
+batch size is not undone, so it is the last of its run."""
 
 _LAST = "batch"
 _AFTER_LAST = 15  # iterations
@@ -36,15 +36,15 @@ _PROFILES = ("iperf", "websearch", "burst")
 _HOSTS = 5
 _SPINS = ("horovod",)
 """Trainers whose ranks keep a core busy now and then while they wait (Horovod's Gloo does): with more of them than
-cores a third of the iterations takes 1.3 × the usual with nothing done to them."""
+cores a third of the iterations takes 1.3 × the baseline with nothing done to them."""
 RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
 _RANKS = {"hybrid": (4,), "tensor": (2, 4)}
-"""How many of them trainers take that do not take any number."""
+"""Numbers of ranks of trainers that do not take any number."""
 
 _UNABLE: dict[str, tuple[str, ...]] = dict.fromkeys(PARALLEL_TRAINERS, ("gc", "batch", *TRANSFERS))
 _UNABLE |= {"nccl": ("loss", "small-queue", "policer", "batch", *TRANSFERS)}
-"""Kinds that a trainer's script does not do, that TCP meets otherwise than RDMA, or that are not told where transfers
-alone tell: others are injected instead."""
+"""Kinds that a trainer's script does not do, that affect TCP otherwise than RDMA, or that transfers alone do not show:
+others are injected instead."""
 
 RATES_MBPS = (200, 300, 500)
 
@@ -108,7 +108,7 @@ def draw_run(
 
 
 def typical_iteration_ns(spec: RunSpec) -> float:
-    """As theory has it: computing, and communicating after the part of the backward pass in which gradients come."""
+    """Expected duration: computing, and communicating after the first gradients of the backward pass."""
     communication = 8e9 * ring_bytes(len(spec.ring), spec.parameters) / spec.rate_bps
     overlap = spec.backward_share * spec.compute_ns
     return spec.compute_ns - overlap + max(overlap, communication)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verdicts and advice foretell, compared with doing it: runs without the culprit, and jobs that are shifted."""
+"""Predictions of verdicts and advice, compared with measurements: runs without the culprit, and shifted jobs."""
 
 import math
 import time
@@ -30,7 +30,7 @@ _One = TypeVar("_One")
 
 @dataclass
 class Configurations(Generic[_One]):
-    """Each of which is done twice, to compare the two."""
+    """Configurations that run twice, to compare the two."""
 
     planned: int
     done: list[_One] = field(default_factory=list)
@@ -43,13 +43,13 @@ class Configurations(Generic[_One]):
         self.interrupted = in_turn(plans, lambda plan: self.done.append(one(plan)), self.failed, progress)
 
 
-# --- The counterfactual compared with doing it: the same run again, without the culprit.
+# --- The counterfactual compared with a measurement: the same run again, without the culprit.
 #
 # With it, each iteration that the culprit slowed has a verdict that says how long it would have taken; the median of
 # those is the prediction. Without it, the iterations of the same run are measured: their median by the trainers' log.
-# A machine does not make the same run twice: by how much the two differ before the culprit comes stands alongside.
-# Horovod's iterations jitter by a quarter where three or four ranks share two cores, which no prediction can be held to
-# within 5 %: its jobs have two ranks here, and links on which the transfer is longer than what the cores add.
+# A machine does not repeat a run exactly: the result also states by how much the two differ before the culprit begins.
+# Horovod's iterations jitter by a quarter where three or four ranks share two cores, which no prediction meets within
+# 5 %: its jobs have two ranks here, and links on which the transfer is longer than what the cores add.
 
 CULPRITS = ("cross", "job")
 _ITERATIONS_HIT = 10
@@ -61,7 +61,7 @@ _RERUN_RINGS = {"horovod": ((0, 2), (3, 1))}
 _RATES_MBPS = (200, 300)
 _BLAMES = ("cross", "other_job")
 PREDICTED_WITHIN = 0.05
-"""What a prediction is held to."""
+"""Limit of a prediction's error."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RerunResult(Configurations[Rerun]):
 
     @property
     def alike(self) -> list[Rerun]:
-        """Those with a prediction whose two runs were alike within PREDICTED_WITHIN: only they can be held to it."""
+        """Those with a prediction whose two runs were alike within PREDICTED_WITHIN: only they can meet that limit."""
         return [each for each in self.predicted if each.spread <= PREDICTED_WITHIN]
 
     def error(self, share: float) -> float | None:
@@ -195,18 +195,18 @@ def rerun(spec: RunSpec) -> Rerun:
     )
 
 
-# --- The advised shift compared with doing it: two jobs on one link, first as they come, then one of them shifted.
+# --- The advised shift compared with a measurement: two jobs on one link, first unshifted, then one of them shifted.
 #
-# Each job trains alone for a while, then both begin together, and the collector is requested advice; then both begin
-# their iterations as often as it says, one of them so much after the other. What they took is from the trainers' own
-# logs: median time from one beginning to the next.
+# Each job trains alone for a while. Then both begin together, and the collector advises. Then both begin
+# their iterations with the advised period, one of them shifted. Durations are from the trainers' own logs: the median
+# time from one beginning to the next.
 #
 # The switch serves senders in turn. In one queue for all, TCP gives more to whoever came first, so that jobs of equal
-# length move apart by themselves within a few iterations (as MLTCP, HotNets'24, makes them on purpose), and there is
-# nothing left for a shift to save.
+# length drift out of phase by themselves within a few iterations (as MLTCP, HotNets'24, makes them on purpose), and a
+# shift has nothing left to save.
 
 SHIFTED_WITHIN = 0.2
-"""Of the measured gain: what a prediction is held to."""
+"""Limit of a prediction's error, as a share of the measured gain."""
 
 _ALONE, _BOTH, _SHIFTED = 9, 18, 18  # iterations
 _SETTLED = 2  # iterations after which a phase is what it is
@@ -217,7 +217,7 @@ _SHIFT_RINGS = ((0, 1), (0, 2))
 
 @dataclass(frozen=True)
 class Phase:
-    """Some of a run; moments of CLOCK_MONOTONIC in ns."""
+    """A part of a run; moments of CLOCK_MONOTONIC in ns."""
 
     begin_ns: int
     end_ns: int
@@ -230,7 +230,7 @@ class Shifted:
     run: str
     rate_bps: int
     shift_ns: int
-    period_ns: int  # to which both were held
+    period_ns: int  # to which both were paced
     alone_ns: float
     before_ns: float
     after_ns: float

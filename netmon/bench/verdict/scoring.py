@@ -5,14 +5,14 @@ Of an injection, the iteration counts that it made longest by the trainers' own 
 each that it made long counts. One that another injection met, too, is no measure of either. No verdict is requested
 where it is not known to be the injection's doing:
 
-* it took less than SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to;
+* it took less than SCORED_FROM × the baseline, or one of twenty undisturbed iterations took as long;
 * it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;
 * a rank was kept from a CPU for half of what it took longer and nothing was done to its CPUs, or was not where
   something was.
 
 Then a verdict that is right does not count, one that blames the network for what was something else does. Of a change
 that lasts, the iteration counts with which it began, and how long those from there on took in the median. Of a slow or
-lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where between them it
+lossy link, either end is the right culprit: bytes and retransmissions at the ends do not show where between them it
 was. Verdicts are matched by time, not by number. Every verdict counts for whether it accuses: the network is accused
 falsely where nothing of the network's was injected while the iteration lasted, nor, of the same cause, while the one
 before did: what is lost then, also because a link was slowed, is sent again in the next one. Of lost packets that
@@ -69,7 +69,7 @@ VerdictRow = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One injection, or an iteration of one that lasted, and what was said of it. Times in ns."""
+    """One injection, or an iteration of one that lasted, and its verdict. Times in ns."""
 
     ALSO = ("share_error",)
     run: str
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def share_error(self) -> float | None:
-        """|told − true| / true, where the cause was reported."""
+        """|reported − true| / true, where the cause was reported."""
         known = self.judged_share_ns is not None and self.judged == self.cause and self.excess_ns > 0
         return abs(float(self.judged_share_ns or 0) - self.excess_ns) / self.excess_ns if known else None
 
@@ -301,12 +301,12 @@ class IncidentsFound:
     made: int = 0
     right: int = 0  # with their cause and culprit
     within_a_step: int = 0  # of those, that begin and end where they do, or a step away
-    lasting: int = 0  # of several steps
+    lasting: int = 0  # of more than one step
     lasting_right: int = 0
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "IncidentsFound":
-        """Of the injections whose effect is known: those that were asked on, and those that were told of rightly."""
+        """Of the injections with a known effect: those with a requested verdict, and those with the right verdict."""
         true: dict[str, list[Verdict]] = {}
         judged: dict[str, list[Verdict]] = {}
         for each in outcomes:
@@ -359,7 +359,7 @@ def share_of(cause: str) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """None of nothing."""
+    """Linear interpolation between values; None if there are none."""
     numbers: npt.NDArray[np.float64] = np.array(values, np.float64)
     return float(np.percentile(numbers, share)) if len(numbers) else None
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of jobs that never ran, with a known cause in one iteration, for what no lab has: 64 ranks, 400 Gbit/s; and
-verdicts on them: the judge is asked as the collector asks it.
+"""Simulated jobs with a known cause in one iteration, of sizes that no lab has (64 ranks, 400 Gbit/s), and verdicts on
+them: the collector's judge judges their tables.
 
-Transfers are fluid, computing has a jitter of a hundredth, the links' series have
-buckets of a quarter to one millisecond, hosts' clocks are off by up to a bound that the tables state, and now and then
-a host's rows are missing. Of TCP there is only what a lost packet costs where nothing but its timer tells, 200 ms; a
-rank that stops in the midst of a transfer is not in here: the lab is for that.
-Beside the cause there may be bystanders: traffic over a job's link while nobody transfers. They must not be accused.
-And some jobs have too few cores, as Horovod in the lab: now and then a transfer stops and goes, and their ranks wait
-for CPUs.
+Transfers are fluid, computing has a jitter of a hundredth, the links' series have buckets of a quarter to one
+millisecond, hosts' clocks are off by up to a bound that the tables state, and now and then a host's rows are missing.
+Of TCP, only the cost of a lost packet that the timer (200 ms) detects is simulated. A rank that stops during a transfer
+is not simulated: the lab injects that.
+Besides the cause there may be bystanders: traffic over a job's link while nobody transfers. They must not be accused.
+Some jobs have too few cores, as Horovod in the lab: now and then a transfer stops and resumes, and their ranks wait for
+CPUs.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def phases(pattern: str, ranks: int, payload: float) -> list[_Floats]:
 
 @dataclass(frozen=True)
 class Squeeze:
-    """For a while, a link has less for the job: what others take, or what is not there. Times in ns."""
+    """A time in which a link has less capacity for the job: others use it, or it is missing. Times in ns."""
 
     link: int
     since_ns: float
@@ -67,7 +67,7 @@ class Squeeze:
 
 @dataclass(frozen=True)
 class Moved:
-    """What links carried: payload bytes until a moment, between knots linear. Arrays (links, knots), times in ns."""
+    """Cumulated payload bytes of links, linear between knots. Arrays (links, knots), times in ns."""
 
     time_ns: _Floats
     payload: _Floats
@@ -137,7 +137,7 @@ def _end(now: float, bytes_: _Floats, pace: float, slow: _Floats, since: float, 
 
 _LOOK_NS, _REQUEST_NS = 100_000_000, 600_000_000  # as the agent does
 _SINCE = -5  # rows, before the first iteration that is reported: the job has trained for long
-_USUALLY = (0.02, 0.1)  # of the time, that a rank waits for a CPU
+_BASELINE_WAITS = (0.02, 0.1)  # of the time, that a rank waits for a CPU
 _UNACKNOWLEDGED = 0.3  # of the time, that something is unacknowledged
 
 
@@ -151,7 +151,7 @@ class Outcomes:
     def waited(self, ranks: int, until_ns: float, random: np.random.Generator) -> npt.NDArray[np.void]:
         """Of all ranks until then; dtype WAITED."""
         start = np.arange(_SINCE * _LOOK_NS, until_ns, _LOOK_NS, dtype=np.float64)
-        ns = random.uniform(*_USUALLY, (ranks, len(start))) * _LOOK_NS
+        ns = random.uniform(*_BASELINE_WAITS, (ranks, len(start))) * _LOOK_NS
         for rank, since, until, share in self.waits:
             ns[rank] += share * np.clip(np.minimum(start + _LOOK_NS, until) - np.maximum(start, since), 0, None)
         rows = np.zeros(ranks * len(start), WAITED)
@@ -232,7 +232,7 @@ class Simulated:
     number: int  # of the iteration that something happened to
     excess_ns: float  # true one, of its slowest rank
     without_ns: float  # what it would have taken without what squeezed its transfer; 0: nothing did
-    usual_ns: float
+    baseline_ns: float
     undisturbed_ns: tuple[float, ...]  # what the other iterations took
     injection: dict[str, Any]  # as the lab's injections.json has them
 
@@ -384,7 +384,7 @@ class _Tables:
         return moved
 
     def _others(self, squeeze: Squeeze, moved: Moved) -> None:
-        """What the others carry: what they offer, as far as the job leaves room."""
+        """Add the others' bytes: what they offer, as far as the job leaves room."""
         its = self._its
         pace = its.rate_bps / 8e9 * GOODPUT
         ends = np.array([[squeeze.since_ns, squeeze.until_ns]])
@@ -485,10 +485,10 @@ def _steps(its: Scenario, tables: _Tables, hosts: list[str]) -> Steps:
 
 
 def judge_one(its: Scenario) -> Outcome:
-    """One scenario's. A verdict is requested whether the iteration stands out or not, but counts only if it does."""
+    """Judge one scenario. A verdict is made whether the iteration stands out or not, but counts only if it does."""
     made = simulate(its)
-    lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
-    notable = lasted >= SCORED_FROM * made.usual_ns
+    lasted, undisturbed = made.baseline_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
+    notable = lasted >= SCORED_FROM * made.baseline_ns
     stands_out = notable and lasted > undisturbed
     verdict = columns_of(judge(JOB, made.steps, made.link_totals, made.number)) if notable else None
     cause = made.injection["cause"] or NOTHING
@@ -497,7 +497,7 @@ def judge_one(its: Scenario) -> Outcome:
     return Outcome(
         *(f"{SIMULATED}-{its.seed}", SIMULATED, its.cause, cause, judged_cause),
         judged(cause, judged_cause, stands_out, made.injection, verdict),
-        *(0, made.usual_ns, made.excess_ns, share, None),
+        *(0, made.baseline_ns, made.excess_ns, share, None),
         {**made.injection, "scenario": vars(its)},
         verdict,
         undisturbed,
