@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts while the training goes on, by the rows of the last seconds; what is too late for them,
-and advice, by the dataset."""
+"""Verdicts during training, by the rows of the last seconds; late verdicts, and advice, by the dataset."""

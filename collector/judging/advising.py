@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice on jobs that share links, on the dataset's last seconds: when somebody asks, alongside the loop."""
+"""Advice on jobs that share links, by the dataset's last seconds: on request, alongside the event loop."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ from netmon.errors import DataError
 from netmon.wire.limits import MAX_TEXT
 
 _log = logging.getLogger(__name__)
-_SERVES_S = 5.0  # an answer, to whoever asks for the same
+_VALID_S = 5.0  # of an answer, for the same request
 _MOST_ANSWERS = 16
-_VIEWED_S = 10.0  # from one to the next, where it is only for viewers
-_REST = 20  # times what it took: so long it is not done again for viewers
+_VIEWED_S = 10.0  # between two updates for viewers
+_REST = 20  # times the CPU time of an update, until the next one for viewers
 
 
 def sharing(tables: Tables) -> frozenset[str]:
-    """The jobs with flows on a link on which another one has some, too: of all others there is nothing to compare."""
+    """The jobs that share a link with another job: others have nothing to compare."""
     state = tables.flows.state[tables.flows.state["job"] > 0]
     link = tables.sessions.table["first_link"][state["session"]] + state["link"]
     link, job = np.unique(np.stack([link, state["job"].astype(np.int64)]), axis=1)
@@ -36,23 +36,23 @@ def sharing(tables: Tables) -> frozenset[str]:
 
 
 class Advising:
-    """Of one worker; lives on the thread of its event loop, computes alongside it: one at a time."""
+    """Advice of one worker. Runs on its event loop and computes on a thread, one request at a time."""
 
     def __init__(
         self, judging: Judging, tables: Tables, viewed: Jobs, advice: Callable[[Collection[str]], Advice]
     ) -> None:
-        """viewed: get the jobs that share links, on the loop. advice: see collector.live.Dataset."""
+        """viewed: receives the advice on jobs that share links, on the loop. advice: see collector.live.Dataset."""
         self._judging, self._tables, self._viewed, self._advice = judging, tables, viewed, advice
-        self._answers: dict[str, tuple[float, bytes]] = {}  # by the job asked for: when, and what
+        self._answers: dict[str, tuple[float, bytes]] = {}  # by the requested job: when, and what
         self._turn = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None
+        self._advising: asyncio.Task[None] | None = None
         self._rest_until = 0.0
 
     async def answer(self, job: str) -> bytes:
         """The advice as JSON, of all jobs or of one and those that share its links. Raises DataError."""
         async with self._turn:
             answered_s, answer = self._answers.get(job, (float("-inf"), b""))
-            if time.monotonic() < answered_s + _SERVES_S:
+            if time.monotonic() < answered_s + _VALID_S:
                 return answer
             names = self._viewed.names()
             requested = job if job in names else next((one for one, name in names.items() if name == job), "")
@@ -67,16 +67,16 @@ class Advising:
             return answer
 
     def refresh(self) -> None:
-        """Somebody views the jobs: see to it that they hear of shared links, now and then."""
+        """Update the advice that viewers of the jobs see, now and then."""
         now = time.monotonic()
-        if now < self._rest_until or (self._looking and not self._looking.done()):
+        if now < self._rest_until or (self._advising and not self._advising.done()):
             return
         self._rest_until = now + _VIEWED_S
         if self._judging.jobs_with_steps > 1:
-            with contextlib.suppress(RuntimeError):  # nothing runs alongside whoever calls
-                self._looking = asyncio.get_running_loop().create_task(self._look())
+            with contextlib.suppress(RuntimeError):  # the caller has no event loop
+                self._advising = asyncio.get_running_loop().create_task(self._update_advice())
 
-    async def _look(self) -> None:
+    async def _update_advice(self) -> None:
         async with self._turn:
             lines, took_s = dict[str, tuple[str, ...]](), 0.0
             try:
@@ -84,14 +84,14 @@ class Advising:
                     lines, took_s = await asyncio.to_thread(self._lines, jobs, self._viewed.names())
             except DataError:
                 pass
-            except Exception:  # viewers do not need it
+            except Exception:  # viewers work without advice
                 _log.exception("cannot advise on the jobs")
                 return
         self._viewed.sharing(lines)
         self._rest_until = max(self._rest_until, time.monotonic() + _REST * took_s)
 
     def _lines(self, jobs: frozenset[str], names: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], float]:
-        """What is said of each of the jobs that share links, in people's names, and the CPU time that it took (s)."""
+        """The advice on each of the jobs that share links, with people's names, and the CPU time it took (s)."""
         began = time.thread_time()
         advice = self._advice(jobs)
         found: dict[str, tuple[str, ...]] = {}

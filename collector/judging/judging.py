@@ -49,13 +49,13 @@ from netmon.rate_limiter import TimeLimiter
 from netmon.records import Columns, Direction, Table, joined
 from netmon.views import Cause, Verdict
 
-# --- What verdicts take of what NCCL's proxies and RDMA devices' providers have told lately.
+# --- Recent reports of NCCL's proxies and RDMA devices' providers, as verdicts use them.
 
 _POSTED = ("session", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns")
 
 
 class RecentTransfers(NamedTuple):
-    """Of all jobs, times in the clocks of their hosts. It does not change, and is put together when it is asked for."""
+    """Rows of all jobs, times in the clocks of their hosts. Immutable; `in_utc` converts one job's rows."""
 
     rows: Lately = Lately()  # of `transfers`
     posted: Lately = Lately()  # of `rdma`
@@ -91,7 +91,7 @@ class RecentTransfers(NamedTuple):
     def counted_in_utc(
         self, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str], host: str
     ) -> Table:
-        """What a host's NICs have counted, dtype COUNTED."""
+        """The counters of a host's NICs, dtype COUNTED."""
         names = COUNTED.names or ()
         rows = self.host.all(("session", *names), ("rank", UNKNOWN))
         sessions = [session for session in there.tolist() if hosts.get(session) == host]
@@ -104,7 +104,7 @@ class RecentTransfers(NamedTuple):
         return found
 
     def _posted(self, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str]) -> list[PostedRow]:
-        """By anybody on the job's hosts."""
+        """Posted rows of all processes on the job's hosts."""
         rows = self.posted.all(_POSTED)
         if rows is None:
             return []
@@ -130,7 +130,7 @@ def recent_transfers(tables: Tables) -> RecentTransfers:
 
 _Numbers = npt.NDArray[np.int64]
 
-# --- The rows of the last seconds, of all hosts, as they came to the host stage: what a verdict needs of them.
+# --- The rows of the last seconds, of all hosts, as the host stage received them, with the columns of verdicts.
 
 KEPT_S = 20.0
 MOST_ROWS = 1_500_000
@@ -153,14 +153,14 @@ def _all(session: npt.NDArray[np.int32], *_: npt.NDArray[np.integer]) -> npt.NDA
 
 
 class Part(NamedTuple):
-    """What came in one tick. It does not change."""
+    """The rows of one tick. Immutable."""
 
     arrived_ns: int  # UTC, by the collector's clock
     rows: Columns  # of RECENT
 
 
 class RecentRows:
-    """Rows of RECENT, oldest first. They may still change their class; that is not asked here."""
+    """Rows of RECENT, oldest first. Their class may still change; it is not used here."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[float, Part]] = deque()
@@ -181,9 +181,9 @@ class RecentRows:
 
 
 def of_sessions(parts: Sequence[Part], session_indices: list[int], since_ns: int = 0, wanted: Wanted = _all) -> Columns:
-    """The rows of some sessions, without most of those from before `since_ns` (UTC); may be a thread's work.
+    """The rows of some sessions, without most of those from before `since_ns` (UTC); may run on a thread.
 
-    Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by. wanted: which of some
+    A row arrives after its start, except for clock errors, which are below _AHEAD_NS. wanted: which of some
     rows are to be returned, by their sessions, starts (mono) and widths.
     """
     theirs = np.zeros(max(session_indices, default=0) + 2, np.bool_)
@@ -205,9 +205,9 @@ def of_sessions(parts: Sequence[Part], session_indices: list[int], since_ns: int
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# --- One iteration that stands out with all that is kept about it: taken at once, judged wherever there is time.
+# --- One iteration that stands out, with all rows about it: collected at once, judged when there is CPU time.
 
-_MOST_RANKS = 32  # of a verdict that viewers are reported one by one
+_MOST_RANKS = 32  # of a verdict that viewers see one by one
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
@@ -223,7 +223,7 @@ _CALLS = np.dtype([(name, "<i8") for name in GROUP_COLUMNS])
 
 @dataclass(frozen=True)
 class Case:
-    """Nothing in it changes any more."""
+    """One iteration with the rows about it. Immutable, so a thread can judge it."""
 
     job: str
     number: int
@@ -244,10 +244,10 @@ class Case:
     transfers: RecentTransfers
 
     def judged(self) -> tuple[Verdict, Callable[[], str]] | None:
-        """The verdict, and what says in which group ranks waited, which takes as long again; None where it is not worth
-        telling, or nothing that it needs is left.
+        """The verdict, and a function that says in which group ranks waited, which takes as long again; None where the
+        verdict is not worth reporting, or the rows it needs are gone.
 
-        Blocks for some milliseconds; may be a thread's.
+        Blocks for some milliseconds; may run on a thread.
         """
         there = np.array(sorted(self.clocks), np.int64)
         rows = self.steps[np.isin(self.steps["session"], there)]
@@ -277,7 +277,7 @@ class Case:
     def _group_waits(self, verdict: Verdict, steps: Steps, calls: Table | None) -> str:
         if calls is None:
             return ""
-        from netmon.dl.groups import calls_of, group_waits  # with pandas: where nobody tells of calls nothing needs it
+        from netmon.dl.groups import calls_of, group_waits  # imports pandas: only needed where calls are reported
 
         ends = {"rank": steps.rank, "end_ns": steps.end_ns, "iteration": steps.number}
         return group_waits(calls_of(calls), ends, verdict, 2 * self.clock_error_ns)
@@ -286,7 +286,7 @@ class Case:
         begins, ends = disjoint(times)
 
         def inside(session: npt.NDArray[np.int32], start: Numbers, width: npt.NDArray[np.uint32]) -> Any:
-            """Whether each row overlaps one of the times: most of all that is kept does not."""
+            """Whether each row overlaps one of the times; most do not."""
             begin = maps.utcs(np.searchsorted(there, session), start)
             return begins[np.searchsorted(ends, begin, "right")] < begin + width
 
@@ -307,7 +307,7 @@ class Case:
 
 
 def disjoint(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
-    """Beginnings and ends of the same times, ascending, those that overlap as one; at last, one that never begins."""
+    """Beginnings and ends of the times, ascending, overlapping ones merged; the last beginning is never reached."""
     found: list[list[int]] = []
     for since, until in sorted(times):
         if found and since <= found[-1][1]:
@@ -329,38 +329,38 @@ def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: _Numbers) -> Table | N
 
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
-_MOST_WAITING = 64  # iterations that are to be judged by what is kept: the newest; the others by the dataset
-_LONGEST_S = 30.0  # for which what an iteration is judged by is kept; later by the dataset
-_MOST_LATE = 1_024  # that are to be judged by the dataset
-_ABOUT_NS = 20_000_000_000  # before an iteration was due it has ended
-_STORED_S = 10.0  # after it was due, an iteration is in the dataset with all that it is judged by
-_CPU_SHARE = 0.3  # of a core: what verdicts may take
-_WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
-_CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
-_COMPLETE_S = 1.6  # at most, after it was due, until hosts have told of all of an iteration: they do once a second
-_SURE = 0.6  # confidence of a verdict that waits for no more than what ranks called, and less long
+_MOST_WAITING = 64  # iterations to judge by recent rows: the newest; the others by the dataset
+_LONGEST_S = 30.0  # an iteration is judged by recent rows so long; later by the dataset
+_MOST_LATE = 1_024  # iterations to judge by the dataset
+_ABOUT_NS = 20_000_000_000  # an iteration ended at most so long before it was due
+_STORED_S = 10.0  # after it was due, the dataset has all rows of an iteration
+_CPU_SHARE = 0.3  # of a core, for verdicts
+_WAIT_S = 0.8  # after an iteration's last mark: all hosts have sent rows, new flows' owners and TCP's counters by then
+_CHANGE_S = 6.0  # at most, until it is known whether the job changed its pace with an iteration
+_COMPLETE_S = 1.6  # at most, after it was due, until hosts have reported all of an iteration: they report once a second
+_SURE = 0.6  # confidence of a verdict that waits only for ranks' calls, and not as long
 _SURE_S = 1.0
-_NOT_SURE = (Cause.UNKNOWN, Cause.LOSS)  # a silence after packets were lost may be a rank's that was stopped
+_NOT_SURE = (Cause.UNKNOWN, Cause.LOSS)  # a stopped rank may have caused a silence after lost packets
 _FINISH_S = 2.0
-_MOST_CALLS = 200_000  # rows of what a job's ranks called: the newest
+_MOST_CALLS = 200_000  # rows of calls of a job's ranks: the newest
 _SAID = ("start_ns", "end_ns", *SAID_COLUMNS.values())
-_SAVED_NS = 1_000_000_000  # of CPU time that has not been used
+_SAVED_NS = 1_000_000_000  # of unused CPU time
 
 
 class _Due(NamedTuple):
-    """An iteration that is to be judged, and the rows by which it is: those that were kept when it was due."""
+    """An iteration to judge, and the recent rows at the time it was due."""
 
     since_s: float
     job: str
     number: int
     parts: list[Part]
-    first_s: float  # it was due for the first time
-    tables: tuple[str, ...] = ()  # that may tell more of it
-    until_s: float = 0.0  # it waits for them
+    first_s: float  # when it was due for the first time
+    tables: tuple[str, ...] = ()  # that may have more of its rows later
+    until_s: float = 0.0  # how long it waits for them
 
 
 class _Late(NamedTuple):
-    """An iteration that is to be judged by the dataset."""
+    """An iteration to judge by the dataset."""
 
     since_s: float
     job: str
@@ -369,14 +369,14 @@ class _Late(NamedTuple):
 
 
 _EVIDENCE = ("host", "transfers", "collectives")
-"""Tables that tell of an iteration when it has been over for a while."""
+"""Tables whose rows arrive some time after an iteration has ended."""
 
 FromDataset = Callable[[str, int, int], Sequence[Verdict]]
 """Verdicts on a job's iterations that stand out and overlap a time (UTC; since, until), by the dataset; blocks."""
 
 
 class Judging:
-    """Of one worker; lives on the thread of its event loop, judges alongside it."""
+    """Verdicts of one worker. Runs on its event loop and judges on a thread."""
 
     def __init__(
         self,
@@ -386,23 +386,21 @@ class Judging:
         store: Callable[[Verdict], None],
         from_dataset: FromDataset,
     ) -> None:
-        """tables: of all sessions, which are known by index. viewed: are reported each verdict, on the loop; store: the
-        same.
-        """
+        """tables: of all sessions. sessions: by index. viewed, store: receive each verdict, on the loop."""
         self._tables, self._sessions, self._wanted = tables, sessions, tables.settings.verdicts == "all"
         self._viewed, self._store, self._from_dataset = viewed, store, from_dataset
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
-        self._coming: deque[tuple[float, str, int]] = deque()  # and when there is all about it
+        self._coming: deque[tuple[float, str, int]] = deque()  # when its rows are there, job, number
         self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be a change
         self._due: deque[_Due] = deque()
-        self._again: list[_Due] = []  # that have been judged, by less than there will be
+        self._again: list[_Due] = []  # judged once, but waiting for more rows
         self._late: deque[_Late] = deque(maxlen=_MOST_LATE)
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
     def add_ended(self, rows: IterationRows) -> None:
-        """Iterations have ended."""
+        """Add ended iterations."""
         if not self._wanted:
             return
         now = time.monotonic()
@@ -416,7 +414,7 @@ class Judging:
             self._coming.extend((now + _WAIT_S, name, number) for number in job.add(hosts, part))
 
     def add_accounts(self, accounted: Accounted) -> None:
-        """The rows of iterations have settled."""
+        """Add the settled rows of iterations."""
         shared = accounted.rows.take(np.flatnonzero(accounted.tallies["node_shared"]))
         for name, own in shared.by_job():
             if name in self._jobs:
@@ -426,7 +424,7 @@ class Judging:
                 self._jobs[name].were_accounted(accounted.rows.take(own))
 
     def tick(self, settled: Settled) -> None:
-        """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""
+        """Add the final rows of a tick, and judge due iterations unless one is being judged."""
         if not self._wanted:
             return
         self._rows.add(settled)
@@ -467,7 +465,7 @@ class Judging:
 
     def _begin(self) -> None:
         if self._working is None or self._working.done():
-            with contextlib.suppress(RuntimeError):  # nothing runs alongside whoever calls
+            with contextlib.suppress(RuntimeError):  # the caller has no event loop
                 loop = asyncio.get_running_loop()
                 self._working = loop.create_task(self._judge())
 
@@ -476,7 +474,7 @@ class Judging:
         return len(self._jobs)
 
     async def finish(self) -> None:
-        """Judge what is due, as far as there is time: the collector stops."""
+        """Judge what is due, as far as time allows, because the collector stops."""
         until = time.monotonic() + _FINISH_S
         self._are_due(time.monotonic() + _WAIT_S + _CHANGE_S)
         while (self._due or (self._working and not self._working.done())) and time.monotonic() < until:
@@ -486,7 +484,7 @@ class Judging:
 
     async def _judge(self) -> None:
         while self._due:
-            due = self._due.pop()  # the newest: who looks on wants to know of that
+            due = self._due.pop()  # the newest first: viewers want that one
             job, number, parts = due.job, due.number, due.parts
             try:
                 case = self._case(job, number, parts)
@@ -501,11 +499,11 @@ class Judging:
                     waits, took_ns = await asyncio.to_thread(_timed, group_waits)
                     self._cpu_time.spend(took_ns)
                     self._publish(job, number, self._with_ends(replace(verdict, group_waits=waits), parts))
-            except Exception:  # rows do not need it
+            except Exception:  # rows are stored without verdicts, too
                 _log.exception(f"cannot judge iteration {number} of job {job}")
             if not self._cpu_time.allows():
                 return
-        if self._late_ones_are_stored(time.monotonic()):  # one, then whoever is newer
+        if self._late_ones_are_stored(time.monotonic()):  # only one: newer ones have priority
             late = self._late.popleft()
             try:
                 span = late.due_ns - _ABOUT_NS, late.due_ns
@@ -516,15 +514,15 @@ class Judging:
                 _log.exception(f"cannot judge iteration {late.number} of job {late.job} by the dataset")
 
     def _later(self, due: _Due, verdict: Verdict | None) -> _Due | None:
-        """The same, where a verdict should wait for what hosts have not told yet."""
+        """The same, where the verdict should wait for rows that hosts have not sent yet; else None."""
         sure = verdict is not None and verdict.cause not in _NOT_SURE and verdict.confidence >= _SURE
         tables, most_s = (_EVIDENCE[2:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
         due = due._replace(tables=tables, until_s=due.first_s + most_s)
         return due if time.monotonic() < due.until_s and self._postpone(due) else None
 
     def _postpone(self, due: _Due) -> bool:
-        """Whether a host has not told yet of all bytes of an iteration, or one that tells of ranks in its tables of
-        all of it there."""
+        """Whether a host has not yet sent all bytes of an iteration, or, if it has rows of the job's ranks in the due
+        tables, all rows of the iteration there."""
         job = self._jobs.get(due.job)
         steps = job.of(due.number) if job else np.zeros(0, STEP)
         for session_index, end_ns in zip(steps["session"].tolist(), steps["end_ns"].tolist(), strict=True):
@@ -551,7 +549,7 @@ class Judging:
                 _log.info(sentence(verdict))
 
     def _with_ends(self, verdict: Verdict, parts: Sequence[Part]) -> Verdict:
-        """With whose process the culprit is, and between whom its bytes went."""
+        """The verdict with the user of the culprit's process, and the ends of its bytes."""
         flows, state = self._tables.flows, self._tables.flows.state
         if verdict.cause not in NAMED:
             return verdict
@@ -627,7 +625,7 @@ class Judging:
         return self._tables.evidence.lately[table].all(("session", *names), ("job", self._tables.flows.job(job)))
 
     def _calls(self, job: str) -> JobEvidence:
-        """What the job's ranks called in their last steps, as far as their agents tell."""
+        """What the job's ranks called in their last steps, as far as their agents report it."""
         rows = self._of_job("collectives", job, GROUP_COLUMNS)
         if rows is None:
             return JobEvidence(np.zeros(0, _CALLS), np.empty(0, np.int64))
@@ -654,7 +652,7 @@ class Judging:
         return JobEvidence(said, rows["session"][own].astype(np.int64))
 
     def _whose(self, job: str, size: int, session_indices: Sequence[int]) -> tuple[list[Whose], _Numbers]:
-        """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
+        """Owners of the flows of some sessions; of the job's flows, also their peers. size: of the job; 0: unknown."""
         flows, state = self._tables.flows, self._tables.flows.state
         own = np.flatnonzero(np.isin(state["session"], session_indices))
         found = np.full(len(state), -1, np.int64)
@@ -686,7 +684,7 @@ class Judging:
 
 
 def _timed(judged: Callable[[], _T]) -> tuple[_T, int]:
-    """With the CPU time that it took (ns)."""
+    """The result, and the CPU time that it took (ns)."""
     began = time.thread_time_ns()
     return judged(), time.thread_time_ns() - began
 
