@@ -184,10 +184,10 @@ def _differ(there: Mapping[int, Work], gone: Collection[int] = ()) -> tuple[tupl
     return None
 
 
-def _other_call(mine: Work, theirs: Work) -> str:
+def _other_call(mine: Work, theirs: Work, who: str = "it") -> str:
     if operation_name(mine.operation) == operation_name(theirs.operation):
-        return f"it has called it with {mine.bytes:,} bytes, the others with {theirs.bytes:,}"
-    return f"it has called {operation_name(mine.operation)}"
+        return f"{who} has called it with {mine.bytes:,} bytes, the others with {theirs.bytes:,}"
+    return f"{who} has called {operation_name(mine.operation)}"
 
 
 def _waited(one: RankNow) -> Work | None:
@@ -298,7 +298,9 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
         waiting = [number for number in there if number in waits and waits[number] == there[number]]
         gone = [number for number in there if ranks[number].gone]
         if waiting and (differ := _differ(there, gone)) and not _too_few(there, *differ, gone):
-            others = differ[1]
+            alike, others = differ
+            if len(alike) == len(others) and not gone:  # nobody says whose call is the other one
+                return _Missing(there[alike[0]], tuple(sorted(waiting)), (*others, *alike), Hung.OTHER_CALL)
             waiting = [number for number in waiting if number not in others] or waiting
             return _Missing(there[waiting[0]], tuple(sorted(waiting)), others, Hung.OTHER_CALL)
     return None
@@ -456,7 +458,8 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
     if found.what is Hung.OTHER_CALL:
         mine = _first_open(one, found.work.group) or _last_calls(one).get(found.work.group)
         left = ", and has ended" if one.gone else ""
-        return _other_call(mine, found.work) + left if mine else ""
+        who = f"rank {culprit}" if set(found.waiting) <= set(found.missing) else "it"
+        return _other_call(mine, found.work, who) + left if mine else ""
     if found.what is Hung.CROSSWISE:
         return "they wait for each other"
     if found.what is Hung.CUT_OFF and not (one.gone or one.silent_ns):
@@ -493,7 +496,9 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
     has_not, will_not = (words.format(what=what) for words in enters)
     whole = {
         Hung.NOT_ENTERED: f"{who}{others} {has_not}",
-        Hung.OTHER_CALL: f"{who}{others} is not in {what}, as the others are",
+        Hung.OTHER_CALL: f"{who}{others} is not in {what}, as the others are"
+        if not set(hang.waiting) <= set(hang.missing)
+        else f"{_named(hang.missing)} have made different calls, one {what}",
         Hung.CROSSWISE: f"{_named(hang.missing)} wait for each other, one in {what}",
         Hung.GONE: f"{who}{others} is gone and {will_not}",
         Hung.HOST_SILENT: f"{who}{others} {has_not}",

@@ -137,6 +137,17 @@ def test_of_two_that_differ_others_say_who_is_right() -> None:
     assert (hang.what, hang.rank) == (Hung.OTHER_CALL, 0)
 
 
+def test_of_two_that_differ_in_a_group_of_two_nobody_is_accused_alone() -> None:
+    pair = {"group": SUB, "group_size": 2}
+    ranks = {0: waiting(0, operation=ALL_GATHER, **pair), 1: waiting(1, **pair), 2: late(2), 3: late()}
+    _, hang = reported_after(ranks)
+    assert hang is not None
+    assert (hang.what, hang.missing, hang.waiting) == (Hung.OTHER_CALL, (1, 0), (0, 1))
+    words = line(hang, str)
+    assert "ranks 1, 0 have made different calls, one all-gather 8 of a group of 2; 2 ranks wait" in words
+    assert words.endswith("rank 1 has called all-reduce")
+
+
 def test_horovods_ranks_that_wait_for_different_operations() -> None:
     def waits(number: int, operation: int) -> RankNow:
         return waiting(number, UNKNOWN, group=HOROVOD, bytes=UNKNOWN, operation=operation)
