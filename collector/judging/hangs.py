@@ -161,7 +161,8 @@ class Hangs:
             cpu_ns, elapsed_ns = own["cpu_ns"][at], _elapsed_ns(since_ns, end_ns, previous)
             if any(work.state == WAITED for work in works) and cpu_ns != UNKNOWN and elapsed_ns > 0:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
-            least_cpu = job.least_cpu(number)
+            # Where its first thread waits for a disk, Horovod's other ones go on looking for work.
+            least_cpu = _MOST_IDLE_CPU if own["state"][at] == ProcessState.DISK else job.least_cpu(number)
             progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
