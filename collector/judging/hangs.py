@@ -71,10 +71,13 @@ class _Job:
             pauses = [*self.pauses.get(before.rank, ()), end_ns - before.since_ns]
             self.pauses[before.rank] = sorted(pauses)[-_REPEATED:]
 
-    def least_cpu(self, rank: int) -> float:
-        """Share of a core above which this rank makes progress: more than other waiting ranks take."""
-        others = [share for number, share in self.idle_cpu.items() if number != rank]
-        return max(_PROGRESS_CPU, min(_MOST_IDLE_CPU, _ABOVE_IDLE * max(others, default=0.0)))
+    def least_cpu(self, rank: int, in_disk_io: bool) -> float:
+        """Of a core, above which this rank makes progress: more than the others that wait.
+
+        While its first thread waits for a disk, its other ones may look for work as theirs do, however much that takes.
+        """
+        others = _ABOVE_IDLE * max((share for number, share in self.idle_cpu.items() if number != rank), default=0.0)
+        return max(_MOST_IDLE_CPU, others) if in_disk_io else max(_PROGRESS_CPU, min(_MOST_IDLE_CPU, others))
 
     @property
     def pause_ns(self) -> int:
@@ -161,8 +164,7 @@ class Hangs:
             cpu_ns, elapsed_ns = own["cpu_ns"][at], _elapsed_ns(since_ns, end_ns, previous)
             if any(work.state == WAITED for work in works) and cpu_ns != UNKNOWN and elapsed_ns > 0:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
-            # Where its first thread waits for a disk, Horovod's other ones go on looking for work.
-            least_cpu = _MOST_IDLE_CPU if own["state"][at] == ProcessState.DISK else job.least_cpu(number)
+            least_cpu = job.least_cpu(number, own["state"][at] == ProcessState.DISK)
             progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
