@@ -15,7 +15,7 @@ from collector.host.tables import Tables
 from netmon.dl.hangs import Known, RankNow, ended, is_inactive, judge, line
 from netmon.dl.rank_activity import WAITED, Work
 from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
-from netmon.records import Columns, Direction
+from netmon.records import Columns, Direction, Table, empty
 from netmon.units import format_moment
 from netmon.views import RECENT_HANGS, Hang, Hung
 
@@ -43,6 +43,10 @@ _OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_b
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
 
 
+_SENT = np.dtype([(name, "<i8") for name in ("flow", "until_ns", "payload_bytes")])
+"""Payload of a rank's flow until a time (mono, of its host). flow: its index, ascending."""
+
+
 @dataclass
 class _Job:
     ranks: dict[int, RankNow] = field(default_factory=dict)
@@ -50,7 +54,8 @@ class _Job:
     sessions: dict[int, int] = field(default_factory=dict)
     reported_ns: int = 0
     longest_ns: int = 0  # that a rank has waited, before it resumed
-    sent: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
+    sent: Table = field(default_factory=lambda: empty(_SENT))
+    sent_bps: dict[int, float] = field(default_factory=dict)  # by rank: of its flows that carry something, the mean
     idle_cpu: dict[int, float] = field(default_factory=dict)  # by waiting rank: share of a core
     left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank: when it last sent more than those that wait do
@@ -253,22 +258,38 @@ class Hangs:
         """Note when the flows of each rank last had more than a trickle of bytes, and more than those of waiting ranks:
         Horovod's ranks poll each other a thousand times a second for work."""
         flows = self._tables.flows
-        state, before = flows.state, job.sent
+        state = flows.state
         number = flows.jobs.index(name) if name in flows.jobs else UNKNOWN
         own = np.flatnonzero((state["job"] == number) & (state["session"] >= 0) & (state["rank"] >= 0))
-        sent = np.bincount(state["rank"][own], state["payload_bytes"][own])
-        job.sent = now_ns, dict(enumerate(sent.tolist()))
-        elapsed_ns = now_ns - before[0]
+        until_ns = {session: self._horizon_ns(session) for session in set(state["session"][own].tolist())}
+        sent = np.empty(len(own), _SENT)
+        sent["flow"], sent["payload_bytes"] = own, state["payload_bytes"][own]
+        sent["until_ns"] = [until_ns[session] for session in state["session"][own].tolist()]
+        at = np.searchsorted(job.sent["flow"], own)
+        known = np.isin(own, job.sent["flow"])
+        before = sent.copy()
+        before[known] = job.sent[at[known]]
+        elapsed_ns = sent["until_ns"] - before["until_ns"]
+        job.sent = np.where(known & (elapsed_ns <= 0), before, sent)  # a batch of its host is still to come
         waiting = _waiting(job.ranks)
-        if now_ns < min(waiting.values(), default=now_ns) + _COLLECTIVE_NS or not 0 < elapsed_ns < _FLOWING_NS:
+        if now_ns < min(waiting.values(), default=now_ns) + _COLLECTIVE_NS:
             return
-        bps = {rank: (sent - before[1].get(rank, sent)) * 1e9 / elapsed_ns for rank, sent in job.sent[1].items()}
-        idle_bps = max((bps.get(rank, 0.0) for rank in waiting), default=0.0)
-        for rank, rate in bps.items():
-            if rate > _PROGRESS_IO_BPS:
+        new = np.flatnonzero((elapsed_ns > 0) & (elapsed_ns < _FLOWING_NS))
+        bps = (sent["payload_bytes"] - before["payload_bytes"])[new] * 1e9 / elapsed_ns[new]
+        rank = state["rank"][own[new]]
+        total_bps, carrying = np.bincount(rank, bps), np.bincount(rank, bps > 0)
+        ranks = np.flatnonzero(np.bincount(rank)).tolist()
+        job.sent_bps.update((one, float(total_bps[one] / max(carrying[one], 1))) for one in ranks)
+        idle_bps = max((job.sent_bps.get(one, 0.0) for one in waiting), default=0.0)
+        for one in ranks:
+            if total_bps[one] > _PROGRESS_IO_BPS:
                 job.any_flow_ns = now_ns
-                if rate > _ABOVE_IDLE * idle_bps:
-                    job.flowed_ns[rank] = now_ns
+                if job.sent_bps[one] > _ABOVE_IDLE * idle_bps:
+                    job.flowed_ns[one] = now_ns
+
+    def _horizon_ns(self, session: int) -> int:
+        """Up to where the rows of a session have come; 0: it is over."""
+        return self._sessions[session].window.horizon_ns if session in self._sessions else 0
 
     def _cut(self, name: str, ranks: Mapping[int, RankNow], now_ns: int) -> set[tuple[int, int]]:
         """Pairs of ranks: the first one sends the second one only retransmissions, or nothing.

@@ -45,9 +45,8 @@ class Collector:
     def _session(self, number: int) -> SimpleNamespace:
         ranks = SimpleNamespace(processes=lambda: [] if number in self.left else [("job", number)])
         hello = SimpleNamespace(host=f"h{number}")
-        return SimpleNamespace(
-            index=number, hello=hello, window=SimpleNamespace(ranks=ranks), last_batch_s=time.monotonic()
-        )
+        window = SimpleNamespace(ranks=ranks, horizon_ns=1)
+        return SimpleNamespace(index=number, hello=hello, window=window, last_batch_s=time.monotonic())
 
     def _take(self) -> list[Columns]:
         rows, self.rows = self.rows, []
@@ -64,6 +63,11 @@ class Collector:
             **known,
         }
         self.rows.append(Columns({name: np.array([value], np.int64) for name, value in row.items()}))
+
+    def receive(self, *hosts: int) -> None:
+        """A batch of a second from these hosts."""
+        for number in hosts or range(SIZE):
+            self.sessions[number].window.horizon_ns += S
 
     def tick(self) -> None:
         self.hangs._checked_ns = 0
@@ -160,11 +164,12 @@ def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     """A checkpoint on its way to a file server: that takes little CPU time."""
     collector = Collector()
     state = np.zeros(1, collector.state.dtype)
-    state["job"], state["rank"] = 1, 2
+    state["job"], state["rank"], state["session"] = 1, 2, 2
     collector.hangs._tables.flows.state = state
 
     def sends(payload_bytes: int) -> None:
         state["payload_bytes"] += payload_bytes
+        collector.receive()
         collector.tick()
 
     collector.tell(0, 0.9, 8, WAITED)
@@ -182,12 +187,14 @@ def test_who_sends_no_more_than_those_who_wait_does_nothing() -> None:
     """Horovod's ranks ask each other all the time whether there is something to do."""
     collector = Collector()
     state = np.zeros(SIZE, collector.state.dtype)
-    state["job"], state["rank"] = 1, range(SIZE)
+    state["job"], state["rank"], state["session"] = 1, range(SIZE), range(SIZE)
     collector.hangs._tables.flows.state = state
     collector.tell(0, 0.9, 8, WAITED)
-    for _ in range(2):
+    collector.tick()
+    for host in (0, 1, 2, 1, 2, 0):  # their batches come one after the other
+        state["payload_bytes"][host] += 10_000_000
+        collector.receive(host)
         collector.tick()
-        state["payload_bytes"] += 10_000_000
     collector.stands_still()
     assert [hang.rank for hang in collector.stored] == [2]
 
