@@ -21,7 +21,7 @@ MOST_RANKS, MOST_OTHERS = 96, 32
 """Connections of ranks, and of everybody else, that are looked at."""
 
 SILENT_NS, FORGOTTEN_NS = 2_500_000_000, 20_000_000_000
-"""A rank's connection is looked at though nothing of it passes an interface from the former to the latter after."""
+"""How long after its last traffic a silent connection of a rank is looked at: from, and until."""
 
 _SILENT_INTERVAL_NS = 2_000_000_000
 _LARGE_BYTES = 125_000  # payload of an interval, from which a connection of no rank is worth its looks: 2 Mbit/s
@@ -271,10 +271,10 @@ class _Recent:
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.uint32)  # ascending
         self._last_ns = np.zeros(0, np.int64)
-        self._now = np.zeros(0, np.int64)  # indices of those that do now
+        self._now = np.zeros(0, np.int64)  # indices of those with traffic now
 
     def change(self, ids: npt.NDArray[np.uint32], now_ns: int) -> None:
-        """ids: of the flows that do now, ascending."""
+        """ids: of the flows with traffic now, ascending."""
         kept = self._last_ns >= now_ns - FORGOTTEN_NS
         known, last_ns = self._ids[kept], self._last_ns[kept]
         self._ids = distinct_ids(np.concatenate([known, ids]))
@@ -283,7 +283,7 @@ class _Recent:
         self._now = np.searchsorted(self._ids, ids)
 
     def note(self, now_ns: int) -> None:
-        """The same ones do as at the last change."""
+        """The flows of the last change have traffic again."""
         self._last_ns[self._now] = now_ns
 
     def silent(self, now_ns: int) -> list[int]:

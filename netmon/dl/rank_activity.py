@@ -143,6 +143,8 @@ class RankActivity:
     def _note_horovod(self, table: Table) -> None:
         """Which operation its last wait is for: the one that was called last before it."""
         kind, is_horovod = table["kind"], table["library"] == LIBRARY_HOROVOD
+        if not is_horovod.any():
+            return
         calls = np.flatnonzero(is_horovod & ((kind == STEP_ENQUEUE) | (kind == STEP_TRANSFER)))
         waits = np.flatnonzero(is_horovod & (kind == STEP_WAIT_BEGIN))
 
