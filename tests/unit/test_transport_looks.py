@@ -44,7 +44,10 @@ class Connections:
         return number, near, far
 
     def looks(self) -> TransportLooks:
-        return self._cleanup.enter_context(closing(TransportLooks(self.flows)))
+        """However much CPU time they take: a first look on a busy machine takes more than they may."""
+        looks = self._cleanup.enter_context(closing(TransportLooks(self.flows)))
+        looks._limiter.allows = lambda: True
+        return looks
 
 
 @pytest.fixture
