@@ -261,10 +261,10 @@ class Hangs:
         state = flows.state
         number = flows.jobs.index(name) if name in flows.jobs else UNKNOWN
         own = np.flatnonzero((state["job"] == number) & (state["session"] >= 0) & (state["rank"] >= 0))
-        until_ns = {session: self._horizon_ns(session) for session in set(state["session"][own].tolist())}
+        sessions, session_of = np.unique(state["session"][own], return_inverse=True)
         sent = np.empty(len(own), _SENT)
         sent["flow"], sent["payload_bytes"] = own, state["payload_bytes"][own]
-        sent["until_ns"] = [until_ns[session] for session in state["session"][own].tolist()]
+        sent["until_ns"] = np.array([self._horizon_ns(one) for one in sessions.tolist()], np.int64)[session_of]
         at = np.searchsorted(job.sent["flow"], own)
         known = np.isin(own, job.sent["flow"])
         before = sent.copy()
@@ -276,16 +276,14 @@ class Hangs:
             return
         new = np.flatnonzero((elapsed_ns > 0) & (elapsed_ns < _FLOWING_NS))
         bps = (sent["payload_bytes"] - before["payload_bytes"])[new] * 1e9 / elapsed_ns[new]
-        rank = state["rank"][own[new]]
-        total_bps, carrying = np.bincount(rank, bps), np.bincount(rank, bps > 0)
-        ranks = np.flatnonzero(np.bincount(rank)).tolist()
-        job.sent_bps.update((one, float(total_bps[one] / max(carrying[one], 1))) for one in ranks)
-        idle_bps = max((job.sent_bps.get(one, 0.0) for one in waiting), default=0.0)
-        for one in ranks:
-            if total_bps[one] > _PROGRESS_IO_BPS:
-                job.any_flow_ns = now_ns
-                if job.sent_bps[one] > _ABOVE_IDLE * idle_bps:
-                    job.flowed_ns[one] = now_ns
+        ranks, rank_of = np.unique(state["rank"][own[new]], return_inverse=True)
+        total_bps, carrying = np.bincount(rank_of, bps), np.bincount(rank_of, bps > 0)
+        job.sent_bps.update(zip(ranks.tolist(), (total_bps / np.maximum(carrying, 1)).tolist(), strict=True))
+        idle_bps = max((job.sent_bps.get(rank, 0.0) for rank in waiting), default=0.0)
+        for rank in ranks[total_bps > _PROGRESS_IO_BPS].tolist():
+            job.any_flow_ns = now_ns
+            if job.sent_bps[rank] > _ABOVE_IDLE * idle_bps:
+                job.flowed_ns[rank] = now_ns
 
     def _horizon_ns(self, session: int) -> int:
         """Up to where the rows of a session have come; 0: it is over."""
