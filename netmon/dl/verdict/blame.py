@@ -553,9 +553,9 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
         elif lost > 0:
             span = (phases.left[0] if left else phases.since_ns, phases.until_ns)
             again = sent_again(seen.said, *span)
-            if again or judged.waits or not known_throughout(seen.said, *span):  # else TCP lost what it always loses
+            if again or cells.waits or not known_throughout(seen.said, *span):  # else TCP lost what it always loses
                 parts["loss"] = lost
-                links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
+                links = [lossy] if (lossy := lossy_link(seen, cells.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
     if total > transfer:
