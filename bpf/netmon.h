@@ -190,11 +190,11 @@ struct netmon_step {
 /* Bytes of a tensor's name that are hashed, a power of two. */
 #define NETMON_NAME_BYTES 256
 
-#define NETMON_BIRTH_CONNECT 1 /* the process connected */
-#define NETMON_BIRTH_CLOSE 2   /* the process closed its end */
+#define NETMON_SOCKET_CONNECT 1 /* the process connected */
+#define NETMON_SOCKET_CLOSE 2	/* the process closed its end */
 
 /* A TCP socket, and a process that has it. Addresses and ports as in struct netmon_flow_key. */
-struct netmon_birth {
+struct netmon_socket_event {
 	u8 local[16];
 	u8 remote[16];
 	u16 local_port;

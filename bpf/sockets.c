@@ -6,7 +6,7 @@
  * Told twice: to the part of the agent that looks at processes, which is woken, and to the one that describes flows and
  * comes by itself, so that neither waits for the other.
  *
- * Set at load: NETMON_BIRTH_PAGES and NETMON_TOLD_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
+ * Set at load: NETMON_SOCKET_EVENT_PAGES and NETMON_SOCKET_HISTORY_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
  * user space reads from the kernel's own BTF.
  */
 #include <uapi/linux/ptrace.h>
@@ -31,12 +31,12 @@ struct who {
 	char process[16];
 };
 
-BPF_RINGBUF_OUTPUT(births, NETMON_BIRTH_PAGES);
-BPF_RINGBUF_OUTPUT(births_told, NETMON_TOLD_PAGES);
+BPF_RINGBUF_OUTPUT(socket_events, NETMON_SOCKET_EVENT_PAGES);
+BPF_RINGBUF_OUTPUT(socket_history, NETMON_SOCKET_HISTORY_PAGES);
 /* Sockets between connect() and its success. An LRU: one that is pushed out is looked up as if it had not been seen. */
 BPF_TABLE("lru_hash", u64, struct who, connecting, 8192);
 /* The only network namespace of interest, 0: all. Written before anything is attached; what is compiled is the same for all. */
-BPF_TABLE("array", u32, u32, births_netns, 1);
+BPF_TABLE("array", u32, u32, socket_netns, 1);
 
 #define READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
 
@@ -60,7 +60,7 @@ static __always_inline u32 namespace_of(u64 sk)
 
 static __always_inline int is_of_interest(u64 sk)
 {
-	u32 first = 0, *only = births_netns.lookup(&first);
+	u32 first = 0, *only = socket_netns.lookup(&first);
 
 	return only && (!*only || namespace_of(sk) == *only);
 }
@@ -76,31 +76,31 @@ static __always_inline void map_ipv4(u8 *to, u64 from)
 
 static __always_inline void submit(u64 sk, u32 kind, const struct who *who)
 {
-	struct netmon_birth birth = {};
+	struct netmon_socket_event event = {};
 	u16 family = 0, port = 0;
 
 	if (!who->pid || !is_of_interest(sk))
 		return;
 	READ(family, sk + NETMON_SK_FAMILY);
 	if (family == AF_INET6) {
-		READ(birth.local, sk + NETMON_SK_LOCAL6);
-		READ(birth.remote, sk + NETMON_SK_REMOTE6);
+		READ(event.local, sk + NETMON_SK_LOCAL6);
+		READ(event.remote, sk + NETMON_SK_REMOTE6);
 	} else {
-		map_ipv4(birth.local, sk + NETMON_SK_LOCAL);
-		map_ipv4(birth.remote, sk + NETMON_SK_REMOTE);
+		map_ipv4(event.local, sk + NETMON_SK_LOCAL);
+		map_ipv4(event.remote, sk + NETMON_SK_REMOTE);
 	}
 	READ(port, sk + NETMON_SK_LOCAL_PORT);
-	birth.local_port = __builtin_bswap16(port); /* this one the kernel keeps in its own order */
+	event.local_port = __builtin_bswap16(port); /* this one the kernel keeps in its own order */
 	READ(port, sk + NETMON_SK_REMOTE_PORT);
-	birth.remote_port = port;
-	birth.pid = who->pid;
-	birth.kind = kind;
-	birth.uid = who->uid;
-	birth.cgroup = who->cgroup;
-	__builtin_memcpy(birth.process, who->process, sizeof(birth.process));
+	event.remote_port = port;
+	event.pid = who->pid;
+	event.kind = kind;
+	event.uid = who->uid;
+	event.cgroup = who->cgroup;
+	__builtin_memcpy(event.process, who->process, sizeof(event.process));
 	/* A full ring costs nothing but the news: the socket is looked up like those that are older than the agent. */
-	births.ringbuf_output(&birth, sizeof(birth), 0);
-	births_told.ringbuf_output(&birth, sizeof(birth), BPF_RB_NO_WAKEUP);
+	socket_events.ringbuf_output(&event, sizeof(event), 0);
+	socket_history.ringbuf_output(&event, sizeof(event), BPF_RB_NO_WAKEUP);
 }
 
 struct state_arguments {
@@ -127,13 +127,13 @@ int socket_state(struct state_arguments *ctx)
 		connecting_process = connecting.lookup(&sk);
 		if (connecting_process) {
 			who = *connecting_process;
-			submit(sk, NETMON_BIRTH_CONNECT, &who);
+			submit(sk, NETMON_SOCKET_CONNECT, &who);
 			connecting.delete(&sk);
 		}
 	} else if (now == TCP_FIN_WAIT1 || now == TCP_LAST_ACK) {
 		/* In close() or shutdown(): tells the process of a connection that was accepted, and again of one made. */
 		look_at_current(&who);
-		submit(sk, NETMON_BIRTH_CLOSE, &who);
+		submit(sk, NETMON_SOCKET_CLOSE, &who);
 	}
 	return 0;
 }

@@ -16,7 +16,7 @@ from netmon.wire.security import PLAIN, Security, read_servers
 if TYPE_CHECKING:
     from collector.dataset.files import Keep
 
-AT_ONCE = frozenset({"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_rows", "keep", "allowance"})
+AT_ONCE = frozenset({"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_rows", "keep", "host_rates"})
 """What SIGHUP puts into force: whoever uses it reads it each time."""
 
 
@@ -162,7 +162,7 @@ class Settings:
     full_rows: int = option(
         "20e6", "rows at full resolution stored in an hour at most (%(default)s)", type=parse_count, metavar="N"
     )
-    allowance: tuple[tuple[str, float], ...] = option(
+    host_rates: tuple[tuple[str, float], ...] = option(
         (),
         "what one host may send in a second before it has to wait: batches=500 rows=4e6 flows=5e3 iterations=2e4 "
         "others=5e4, which are the defaults, far above what honest agents need",
@@ -175,7 +175,7 @@ class Settings:
     @property
     def rates(self) -> Rates:
         """What one host may send."""
-        return Rates(**dict(self.allowance))
+        return Rates(**dict(self.host_rates))
 
     def adjust(self, other: "Settings") -> None:
         """Take over what may change while the collector works."""

@@ -333,7 +333,7 @@ class Owner:
 
     How it is known, best first:
     "socket": the process holds the very socket, or the one that is bound to the port (UDP);
-    "birth": the kernel reported which process connected it;
+    "connect": the kernel reported which process connected it;
     "close": the kernel reported which process closed it, of a connection that was accepted and short;
     "listener": the process listens on the local port, as long as nothing better is known of the connection;
     "service": nothing was found, but everybody known here who talks to that remote port is this process;

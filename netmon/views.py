@@ -126,7 +126,7 @@ class About:
     reason: str = ""  # after "it took longer because"
     who: str = ""  # of an incident: whose doing it is, and whom it hit
     remedy: str = ""  # of an incident: what to do (netmon.dl.verdict.incidents:remedy)
-    held_by: str = ""  # of a rank: who held it up
+    stalled_by: str = ""  # of a rank: who held it up
     network: bool = False  # the network or its users are to blame
     names_job: bool = False  # the culprit is a job or a rank: known to viewers that see jobs only
     windows: bool = False  # what TCP says of its windows may be why
@@ -152,7 +152,7 @@ ABOUT = (
         reason="rank {rank} ({host}) was {ns} late, and the others waited; no network cause",
         who="rank {rank} ({host}) was late",
         remedy="look at what rank {rank} does before its first gradient: its input, its GPU, its CPU",
-        held_by="{culprit}",
+        stalled_by="{culprit}",
         names_job=True,
     ),
     About(
@@ -169,7 +169,7 @@ ABOUT = (
         reason=_BYTES % "{at}",
         who="{whose}",
         remedy="limit {where}, or move it off {link}",
-        held_by="{culprit}",
+        stalled_by="{culprit}",
         network=True,
     ),
     About(
@@ -180,7 +180,7 @@ ABOUT = (
         reason=_BYTES % "{at}",
         who="{whose}",
         remedy="start one of the jobs later (see the advice), or move one off {link}",
-        held_by="{culprit}",
+        stalled_by="{culprit}",
         network=True,
         names_job=True,
     ),
@@ -192,7 +192,7 @@ ABOUT = (
         reason=_BYTES % "{host}",  # the culprit says which rank
         who="{culprit}, its own transfer, {way} {host}",
         remedy="let it transfer more slowly, less often, or by another link than {link}",
-        held_by="{culprit}",
+        stalled_by="{culprit}",
         network=True,
     ),
     About(
@@ -203,7 +203,7 @@ ABOUT = (
         reason="{packets} were lost with no other traffic on the link{why}, which cost {ns}",
         who="packets lost {way} {at}{why}",
         remedy="look at {link}: its speed, its errors, its cable, its port at the switch",
-        held_by="loss{at_host}",
+        stalled_by="loss{at_host}",
         network=True,
         windows=True,
     ),
@@ -215,7 +215,7 @@ ABOUT = (
         reason="the link that {leaves} {at} was slower than usual with no other traffic on it{why}, which cost {ns}",
         who="a slow link {way} {at}{why}",
         remedy="look at {link}: its speed, its errors, its cable, its port at the switch",
-        held_by="slow link{at_host}",
+        stalled_by="slow link{at_host}",
         network=True,
         windows=True,
     ),
@@ -227,7 +227,7 @@ ABOUT = (
         reason="{at} itself was slow, which cost {ns}; no network cause",
         who="{at} itself was slow",
         remedy="look at who takes the CPUs of {host}, and at the CPU quota of rank {rank}",
-        held_by="CPUs of {host}",
+        stalled_by="CPUs of {host}",
     ),
     About(
         *(Cause.PAUSE, "pause", "P", "a pause of all ranks", "pauses"),
@@ -237,7 +237,7 @@ ABOUT = (
         reason="all ranks paused for {ns}; no network cause",
         who="all ranks paused",
         remedy="nothing on the network: it evaluates, writes a checkpoint, or was stopped",
-        held_by="pause",
+        stalled_by="pause",
     ),
     About(
         *(Cause.UNKNOWN, "unknown", "?", "an unknown cause", "not known"),
@@ -284,8 +284,8 @@ class RankTimes:
     waited_ns: int = 0  # for a rank whose first gradient came later
     waited_for: int = -1  # that rank
     transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as in the baseline
-    held_ns: int = 0  # and for longer than in the baseline
-    held_by: str = ""  # as the verdict says; empty: not known
+    stalled_ns: int = 0  # and for longer than in the baseline
+    stalled_by: str = ""  # as the verdict says; empty: not known
     after_ns: int = 0  # from the last gradient to the end
     error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
 
@@ -302,7 +302,7 @@ class Verdict:
     start_ns: int  # of its slowest rank
     end_ns: int
     duration_ns: int
-    usual_ns: int  # 0: not known
+    baseline_ns: int  # 0: not known
     excess_ns: int
     cause: Cause = Cause.UNKNOWN
     culprit: str = ""  # whose bytes; of a rank that came late, its name; empty: nobody's, or not known
@@ -374,7 +374,7 @@ class Incident:
     rank: int
     worst: int  # iteration
     lost_ns: int  # by all steps together
-    usual_ns: int  # that a step takes, mean
+    baseline_ns: int  # that a step takes, mean
     without_ns: int  # that one of these would have taken without the culprit, mean; −1: nobody knows
     confidence: float  # mean, by time lost
     lost: tuple[LostTime, ...]  # the parts of lost_ns, the largest first, none below 1 % of it
@@ -388,7 +388,7 @@ class Incident:
     @property
     def ratio(self) -> float:
         """Mean duration of its steps, times the baseline."""
-        return 1 + self.lost_per_step_ns / self.usual_ns
+        return 1 + self.lost_per_step_ns / self.baseline_ns
 
 
 @dataclass(frozen=True)
@@ -498,7 +498,7 @@ class JobView:
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
     parameters_basis: str = ""  # their source, as the table iterations has it; empty: unknown
     not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
-    usual_ns: int = 0  # how long its last iteration usually takes (netmon.dl.verdict.baseline); 0: not known
+    baseline_ns: int = 0  # how long its last iteration usually takes (netmon.dl.verdict.baseline); 0: not known
     hangs: tuple[Hang, ...] = ()  # the last ones, newest first
     pairs: tuple[RankPair, ...] = ()  # what its ranks send each other by NCCL; of many those that send most
     # Iterations of its ranks, dtype STEP, as they were requested, in no order.
@@ -652,7 +652,7 @@ STEP_TIMES = np.dtype(
         ("start_ns", "<i8"),  # of the first rank
         ("end_ns", "<i8"),  # of the last
         ("longest_ns", "<i8"),  # the slowest rank's duration
-        ("usual_ns", "<i8"),  # how long it usually takes, as its verdict says; 0: not known
+        ("baseline_ns", "<i8"),  # how long it usually takes, as its verdict says; 0: not known
         ("relative", "?"),  # its number counts from when somebody began to look
         ("whole", "?"),  # every rank that the job had has a row
         ("shared", "?"),  # some rank's host had foreign traffic, or it is not known yet

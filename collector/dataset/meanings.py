@@ -100,8 +100,8 @@ _COLUMNS = {
     "value": "the counter, cumulative",
     # verdicts
     "duration_ns": "how long it took",
-    "usual_ns": "how long the job's iterations usually take; 0: unknown",
-    "excess_ns": "duration − usual_ns",
+    "baseline_ns": "how long the job's iterations usually take; 0: unknown",
+    "excess_ns": "duration − baseline_ns",
     "cause": f"{', '.join(_CAUSES[:-1])} or {_CAUSES[-1]}; `change`: none, from this iteration on the job itself takes "
     "longer or shorter",
     "culprit": "whose bytes, or which rank",
@@ -121,7 +121,7 @@ _COLUMNS = {
     "receiver_ns": "time of the transfer, beyond the normal, that TCP waited for a receiver's window on one connection",
     "sender_ns": "the same for the sender's buffer",
     "ranks": "where each rank's time went: a list of `rank`, `host`, `duration_ns` and its parts "
-    "(`computed_ns`, `waited_ns` for rank `waited_for`, `transfer_ns`, `held_ns` by `held_by`, `after_ns`)",
+    "(`computed_ns`, `waited_ns` for rank `waited_for`, `transfer_ns`, `stalled_ns` by `stalled_by`, `after_ns`)",
     # hangs
     "since_ns": "the first rank began to wait",
     "until_ns": "the ranks went on; 0: they had not",

@@ -68,9 +68,9 @@ def _evidence_schema(dtype: np.dtype[np.void]) -> pa.Schema:
 
 _RANK_TIMES = [
     *_fields(pa.int32(), "rank", "waited_for"),
-    *_fields(pa.string(), "host", "held_by"),
+    *_fields(pa.string(), "host", "stalled_by"),
     *_fields(pa.bool_(), "known"),
-    *_fields(_I64, "duration_ns", "computed_ns", "waited_ns", "transfer_ns", "held_ns", "after_ns", "error_ns"),
+    *_fields(_I64, "duration_ns", "computed_ns", "waited_ns", "transfer_ns", "stalled_ns", "after_ns", "error_ns"),
 ]
 
 SCHEMAS = {
@@ -137,7 +137,7 @@ SCHEMAS = {
     "verdicts": pa.schema(
         [
             *_fields(_WORD, "host", "job"),
-            *_fields(_I64, "iteration", "start_ns", "end_ns", "duration_ns", "usual_ns", "excess_ns"),
+            *_fields(_I64, "iteration", "start_ns", "end_ns", "duration_ns", "baseline_ns", "excess_ns"),
             *_fields(_WORD, "cause", "culprit", "interface", "direction"),
             *_fields(pa.int32(), "rank"),
             *_fields(_I64, "bytes", *(f"{share}_ns" for share in SHARES), "error_ns"),

@@ -140,7 +140,7 @@ def _of_verdict(verdict: Verdict) -> dict[str, Any]:
         "netmon.interface": verdict.interface,
         "netmon.bytes": verdict.bytes,
         "netmon.excess_ns": verdict.excess_ns,
-        "netmon.usual_ns": verdict.usual_ns,
+        "netmon.baseline_ns": verdict.baseline_ns,
         "netmon.confidence": verdict.confidence,
     }
     return {name: value for name, value in attributes.items() if value != ""}

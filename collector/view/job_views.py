@@ -642,7 +642,7 @@ class Jobs:
             sharing=job.sharing,
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
-            usual_ns=job.baseline_ns,
+            baseline_ns=job.baseline_ns,
             hangs=job.hangs,
             pairs=job.pairs,
         )

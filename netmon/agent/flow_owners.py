@@ -191,7 +191,7 @@ class UserNames:
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
 _RETRIES_NS = tuple(ms * 1_000_000 for ms in (0, 20, 60, 150, 400, 1000, 3000))
-_FINAL = ("socket", "birth", "close")  # sources after which nothing better comes
+_FINAL = ("socket", "connect", "close")  # sources after which nothing better comes
 _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
 _REQUEST = 500  # endpoints requested at a time
 _QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE = 1_000, 5_000
@@ -335,8 +335,8 @@ class FlowOwners:
             for flow_id in self._of_ends.get(socket_event.ends, ())
             if self.flows[flow_id].owner.pid != socket_event.pid
         ]
-        if socket_event.source != "birth":  # who closes a connection need not have made it
-            flows = [flow_id for flow_id in flows if self.flows[flow_id].owner.source not in ("birth", "socket")]
+        if socket_event.source != "connect":  # who closes a connection need not have made it
+            flows = [flow_id for flow_id in flows if self.flows[flow_id].owner.source not in ("connect", "socket")]
         if not flows:
             return None
         pending = self._expect(local_end(self.flows[flows[0]]), now_ns)

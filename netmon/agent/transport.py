@@ -255,7 +255,7 @@ class _Connection(NamedTuple):
         at first, or all of its traffic passed since the last look.
         """
         first_ns = min(flow.first_ns for _, flow in self.flows.values())
-        born = any(flow.owner.source == "birth" for _, flow in self.flows.values())
+        born = any(flow.owner.source == "connect" for _, flow in self.flows.values())
         if first_ns < looked_ns:
             return first_ns if born and first_ns >= looked_ns - _YOUNG_NS else UNKNOWN
         sent, received = int(info["sent_bytes"]), int(info["received_bytes"])

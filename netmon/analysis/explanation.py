@@ -72,7 +72,7 @@ def incident_rows(found: Sequence[Incident], names: Mapping[str, str]) -> pd.Dat
     """A row each, with `line`, which says all of it in words; moments as timestamps. names: what people call jobs."""
     rows = pd.DataFrame([incidents.described(one, names, format_moment) for one in found])
     if rows.empty:
-        one = incidents.incidents([replace(_NOTHING, excess_ns=1, usual_ns=1)])[0]
+        one = incidents.incidents([replace(_NOTHING, excess_ns=1, baseline_ns=1)])[0]
         rows = pd.DataFrame(columns=[*incidents.described(one, names, format_moment)])
     for place, name in enumerate(("since", "until"), 1):
         rows.insert(place, name, pd.to_datetime(rows.pop(f"{name}_ns"), unit="ns", utc=True))

@@ -25,7 +25,7 @@ _PHASES = {
     "computed_ns": ("computing", "#CCEBDD"),
     "waited_ns": ("waiting for a rank", "#F0E442"),
     "transfer_ns": ("transfer", "#999999"),
-    "held_ns": ("held up", "#CC0000"),
+    "stalled_ns": ("held up", "#CC0000"),
     "after_ns": ("after the last gradient", "#E5E5E5"),
 }
 """Parts of a rank's time in their order; none has a colour of a class of traffic."""

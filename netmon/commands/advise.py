@@ -102,10 +102,10 @@ def tables(found: dict[str, Any]) -> "Iterator[FittingTable]":
     from netmon.marks import printable
     from netmon.terminal import Column, FittingTable
 
-    labels = ("job", "beside", "pair", "link", "")
+    labels = ("job", "other job", "pair", "link", "")
     for title, lines in rows(found).items():
         columns = [
-            Column(heading, heading not in labels, prose=heading in ("beside", "pair")) for heading in TABLES[title]
+            Column(heading, heading not in labels, prose=heading in ("other job", "pair")) for heading in TABLES[title]
         ]
         table = FittingTable(columns, title)
         for line in lines:

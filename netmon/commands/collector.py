@@ -31,7 +31,7 @@ EXAMPLES = """\
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
-  netmon collector --data /var/lib/netmon --allowance rows=8e6 flows=1e4
+  netmon collector --data /var/lib/netmon --host-rates rows=8e6 flows=1e4
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
   netmon collector --data out --http localhost:9480

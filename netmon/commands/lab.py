@@ -142,7 +142,10 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
 def add_second_job_options(parser: argparse.ArgumentParser) -> None:
     second = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
     second.add_argument(
-        "--beside", type=hosts, metavar="HOSTS", help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out"
+        "--second-job",
+        type=hosts,
+        metavar="HOSTS",
+        help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out",
     )
     second.add_argument("--shift", default=0, **TIME, help="how much later it begins (0s)")
     second.add_argument(
@@ -308,7 +311,7 @@ EXAMPLES = """\
   netmon lab sweep --data out/study                            a small study: 24 runs, about ten minutes
   netmon lab sweep --data out/full --trainer horovod --models resnet50,vgg16,bertlarge --repetitions 5 --iterations 100
   netmon lab run --data out/three --cross-load 0 --inject stop:rank=1,at=20.5,for=300ms    a straggler, on purpose
-  netmon lab run --data out/four --compute 250ms --beside 0,2 --shift 225ms --period 450ms     two jobs, out of phase
+  netmon lab run --data out/four --compute 250ms --second-job 0,2 --shift 225ms --period 450ms    two jobs, out of phase
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 
@@ -358,7 +361,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.beside:
+    if args.second_job:
         return _run_two_jobs(args)
     return _run_spec(run_spec(args, args.overwrite), live=False, as_json=args.json)
 
@@ -370,7 +373,7 @@ def _run_two_jobs(args: argparse.Namespace) -> int:
 
     spec = run_spec(args, args.overwrite)
     (prepare(spec.data, args.overwrite) / "log").rmdir()
-    names = train_two_jobs(spec, args.beside, args.shift, args.period, _print_address)
+    names = train_two_jobs(spec, args.second_job, args.shift, args.period, _print_address)
     document = {"data": str(spec.data), "jobs": names, "shift_ns": args.shift, "period_ns": args.period}
     line = f"dataset: {spec.data}; next:\n  {typed('netmon')} advise --data {spec.data}"
     print(json.dumps(document) if args.json else line)

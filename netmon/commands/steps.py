@@ -90,7 +90,7 @@ def _step(job: "JobView", rank: "RankView") -> dict[str, Any]:
         "sent_bytes": rank.dl_tx_bytes,
         "others_bytes": rank.cross_tx_bytes + rank.cross_rx_bytes,
         "theory_bytes": None if math.isnan(job.theory_bytes) else job.theory_bytes,
-        "usual_ns": baseline_of_job(job) or None,
+        "baseline_ns": baseline_of_job(job) or None,
     }
 
 

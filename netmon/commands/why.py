@@ -161,11 +161,11 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
     heads = ("rank", "host", "took", "computed", "waited", "for", "transfer", "held up", "by", "afterwards")
     table = FittingTable(Column(head, head not in ("rank", "host", "for", "by"), prose=head == "by") for head in heads)
     for each in times:
-        parts = (each.computed_ns, each.waited_ns, each.transfer_ns, each.held_ns, each.after_ns)
+        parts = (each.computed_ns, each.waited_ns, each.transfer_ns, each.stalled_ns, each.after_ns)
         one, two, three, four, five = (format_duration(ns) if each.known else "?" for ns in parts)
         whom = f"rank {each.waited_for}" if each.waited_for >= 0 else ""
         took = format_duration(each.duration_ns)
-        table.add_row(str(each.rank), each.host, took, one, two, whom, three, four, each.held_by, five)
+        table.add_row(str(each.rank), each.host, took, one, two, whom, three, four, each.stalled_by, five)
     return table
 
 
@@ -204,10 +204,10 @@ def _calm(data: "Path", job: str | None) -> list[str]:
     past = DatasetPast(StoredRows(data)).steps()
     lines = []
     for name, steps in past.jobs.items():
-        usual_ns, longest_ns = int(steps["usual_ns"][-1]), int(steps["longest_ns"].max())
-        baseline = f"usually {format_duration(usual_ns)}, at most {format_duration(longest_ns)}"
+        baseline_ns, longest_ns = int(steps["baseline_ns"][-1]), int(steps["longest_ns"].max())
+        baseline = f"usually {format_duration(baseline_ns)}, at most {format_duration(longest_ns)}"
         if job in (None, name):
-            about = baseline if usual_ns else "too few to tell what is usual"
+            about = baseline if baseline_ns else "too few to tell what is usual"
             lines.append(f"no iteration of job {past.names.get(name, name)} stands out, of {len(steps):,}: {about}")
     return lines
 

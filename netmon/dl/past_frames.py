@@ -38,7 +38,7 @@ def step_times(rows: pd.DataFrame) -> dict[str, Table]:
 
 
 def _times_of_run(rows: pd.DataFrame) -> Table:
-    """Of one job, in which numbers do not repeat; dtype STEP_TIMES, by number, without usual_ns."""
+    """Of one job, in which numbers do not repeat; dtype STEP_TIMES, by number, without baseline_ns."""
     number, rank, start, end = (rows[name].to_numpy(np.int64) for name in ("iteration", "rank", "start_ns", "end_ns"))
     none = np.zeros(len(rows), np.int64)
     exposed = rows["exposed_ns"].fillna(-1).to_numpy(np.int64) if "exposed_ns" in rows else none - 1
@@ -82,7 +82,7 @@ def _with_baseline(steps: Table) -> Table:
         of = run[order]
         pace = np.cumsum(of["changed"]) - int(of["changed"][:1].sum())
         durations = Durations(of["longest_ns"].astype(np.float64), of["whole"], of["shared"], pace)
-        run["usual_ns"][order] = baseline_durations(durations)
+        run["baseline_ns"][order] = baseline_durations(durations)
     return steps
 
 

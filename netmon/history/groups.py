@@ -180,7 +180,7 @@ def exposed_in(data: Path, verdict: Verdict) -> str:
 
     Raises DataError.
     """
-    around = min(_LATELY_NS, _STEPS * max(verdict.usual_ns, verdict.end_ns - verdict.start_ns))
+    around = min(_LATELY_NS, _STEPS * max(verdict.baseline_ns, verdict.end_ns - verdict.start_ns))
     span = verdict.start_ns - around, verdict.end_ns + around
     rows = _rows(data, verdict.job, span)
     if not len(rows):

@@ -245,7 +245,7 @@ class DatasetPast:
             shared_ranks=int(ranks["node_shared"].fillna(False).sum()),
             name=self._past.names.get(name, ""),
             parameters_basis=str(newest["parameters_basis"] or ""),
-            usual_ns=int(last["usual_ns"].sum()),
+            baseline_ns=int(last["baseline_ns"].sum()),
         )
 
     def _incidents_of(self, job: str) -> list[Incident]:

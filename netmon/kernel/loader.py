@@ -337,7 +337,7 @@ METER = {
     "netmon_ledger": KERNEL_LEDGER,
 }
 STEPS = {"netmon_step": STEP}
-SOCKET_EVENTS = {"netmon_birth": SOCKET_EVENT}
+SOCKET_EVENTS = {"netmon_socket_event": SOCKET_EVENT}
 STOPS = {"netmon_stop": STOP}
 COLLECTIVES = {"netmon_transfer": TRANSFER, "netmon_layout": TRANSFER_LAYOUT}
 VERBS = {"netmon_queue_key": QUEUE_KEY, "netmon_queue": QUEUE, "netmon_provider": PROVIDER}

@@ -50,7 +50,7 @@ def packed_address(text: str) -> bytes:
 
 
 def packed(endpoint: Endpoint) -> bytes:
-    """Both addresses and ports as netmon_birth begins: 36 bytes."""
+    """Both addresses and ports as netmon_socket_event begins: 36 bytes."""
     ports = struct.pack(">HH", endpoint.local_port, endpoint.remote_port)
     return packed_address(endpoint.local) + packed_address(endpoint.remote) + ports
 

@@ -224,7 +224,7 @@ _Key = tuple[int, int, int, int]
 
 
 @dataclass
-class _Wanted:
+class _PendingFunctions:
     """Functions of a file by which a process says that it posts: offsets and ways."""
 
     pid: int
@@ -264,7 +264,7 @@ class Verbs:
         """Readable when a probe has reported where a process posts."""
         self._functions: dict[_Key, _Function] = {}
         self._refused: set[_Key] = set()
-        self._wanted: list[_Wanted] = []
+        self._pending: list[_PendingFunctions] = []
         self._taken_ns = 0
         self._found: list[str] = []  # files that are probed, to be said
         self._opening = StallingCalls(0.2)
@@ -317,21 +317,21 @@ class Verbs:
         """
         self._want()
         until = time.monotonic() + _WAIT_S
-        for wanted in list(self._wanted):
+        for pending in list(self._pending):
             try:
-                functions = self._probed(wanted, until)
+                functions = self._probed(pending, until)
             except (KernelError, OSError) as error:
-                wanted.tries += 1
-                if isinstance(error, StalledError) and wanted.tries < _TRIES:
+                pending.tries += 1
+                if isinstance(error, StalledError) and pending.tries < _TRIES:
                     continue
                 functions = []
-                self._miss(wanted.pid, str(error))
+                self._miss(pending.pid, str(error))
             if functions is None:
                 continue
-            wanted.close()
-            self._wanted.remove(wanted)
+            pending.close()
+            self._pending.remove(pending)
             for function in functions:
-                self._since_of[wanted.pid] = max(self._since_of.get(wanted.pid, 0), function.since_ns)
+                self._since_of[pending.pid] = max(self._since_of.get(pending.pid, 0), function.since_ns)
                 if function.since_ns >= self._taken_ns and function.path not in self._found:
                     self._found.append(function.path)
         self._taken_ns = time.monotonic_ns()
@@ -347,65 +347,65 @@ class Verbs:
             said.setdefault(pid, set()).add((address, way))
         for pid, functions in said.items():
             locations = locations_of(pid, {address for address, _ in functions})
-            of_files: dict[tuple[str, int], _Wanted] = {}
+            of_files: dict[tuple[str, int], _PendingFunctions] = {}
             for address, way in functions:
                 if place := locations.get(address):
                     library = place.library
-                    wanted = of_files.setdefault((library.path, library.inode), _Wanted(pid, library, set()))
-                    wanted.functions.add((place.offset, way))
-            of_process = sum(wanted.pid == pid for wanted in self._wanted)
-            most = min(_MOST_OF_PROCESS - of_process, _MOST_WANTED - len(self._wanted))
-            self._wanted += list(of_files.values())[: max(0, most)]
+                    pending = of_files.setdefault((library.path, library.inode), _PendingFunctions(pid, library, set()))
+                    pending.functions.add((place.offset, way))
+            of_process = sum(one.pid == pid for one in self._pending)
+            most = min(_MOST_OF_PROCESS - of_process, _MOST_WANTED - len(self._pending))
+            self._pending += list(of_files.values())[: max(0, most)]
 
-    def _probed(self, wanted: _Wanted, until: float) -> list[_Function] | None:
+    def _probed(self, pending: _PendingFunctions, until: float) -> list[_Function] | None:
         """Those that are probed there; None: it is still read. Raises KernelError with the reason, OSError,
         StalledError.
         """
-        if self._remember(wanted.pid) is None:
+        if self._remember(pending.pid) is None:
             return []
-        path = wanted.library.path
+        path = pending.library.path
         if not PROVIDER_FILE.search(path):
             raise KernelError(f"it posts by {printable(path)}, which is no provider's library")
-        uid = uid_of(wanted.pid, gone=-1)
-        if wanted.descriptor < 0:
-            opened = self._opening.call(uid, lambda: wanted.library.open(wanted.pid), close_late)
-            wanted.descriptor, wanted.status = opened
-        keys = [key for key in wanted.as_keys() if key not in self._refused]
+        uid = uid_of(pending.pid, gone=-1)
+        if pending.descriptor < 0:
+            opened = self._opening.call(uid, lambda: pending.library.open(pending.pid), close_late)
+            pending.descriptor, pending.status = opened
+        keys = [key for key in pending.as_keys() if key not in self._refused]
         new = [key for key in keys if key not in self._functions]
         if new:
             of_user = sum(function.uid == uid for function in self._functions.values())
             most = min(_MOST_FUNCTIONS - len(self._functions), _MOST_OF_USER - of_user)
             if len(new) > min(most, _MOST_OF_FILE):
                 raise KernelError("too many functions of providers are counted already")
-            begun = self._beginnings(wanted, {offset for _, _, offset, _ in new}, uid, until)
+            begun = self._beginnings(pending, {offset for _, _, offset, _ in new}, uid, until)
             if begun is None:
                 return None
             wrong = {key for key in new if key[2] not in begun}
             if wrong:
-                self._miss(wanted.pid, "it posts by something that is no function")
+                self._miss(pending.pid, "it posts by something that is no function")
             keys = [key for key in keys if key not in wrong]
             for key in keys:
                 if key in self._functions:
                     continue
                 program = self._programs[WAYS[key[3]]]
-                link = attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", key[2])
+                link = attach_probe(program, f"/proc/self/fd/{pending.descriptor}", key[2])
                 self._functions[key] = _Function(path, uid, link, time.monotonic_ns())
         return [self._functions[key] for key in keys]
 
-    def _beginnings(self, wanted: _Wanted, offsets: set[int], uid: int, until: float) -> set[int] | None:
+    def _beginnings(self, pending: _PendingFunctions, offsets: set[int], uid: int, until: float) -> set[int] | None:
         """Those of the offsets at which a function begins: a probe in the midst of an instruction would break whoever
         executes it. None: that is still read. Raises KernelError with the reason, StalledError.
         """
         limiter = self._limiters.setdefault(uid, TimeLimiter(_READING_SHARE, _READING_BURST_NS))
-        if wanted.reading is None:
+        if pending.reading is None:
             if len(self._limiters) > _MOST_LIMITERS:
                 del self._limiters[next(iter(self._limiters))]
             if not limiter.allows():
                 raise StalledError("too much of what its user says has been read", under_way=False)
-            wanted.reading = Reading(wanted.descriptor, [f"{AT}{offset:x}" for offset in sorted(offsets)])
-        if not wanted.reading.ends_within(until - time.monotonic()):
+            pending.reading = Reading(pending.descriptor, [f"{AT}{offset:x}" for offset in sorted(offsets)])
+        if not pending.reading.ends_within(until - time.monotonic()):
             return None
-        reading, wanted.reading = wanted.reading, None
+        reading, pending.reading = pending.reading, None
         try:
             return {offset for found in reading.result().values() for offset in found}
         finally:
@@ -461,7 +461,7 @@ class Verbs:
         since_ns = int(reported.at_ns[place])
         reported.counts[place], reported.at_ns[place] = counts, now_ns
         whose = int(key["pid"]), int(key["number"]), _text(value["device"]), _peer(value), int(value["remote"])
-        pending = any(wanted.pid == whose[0] for wanted in self._wanted)
+        pending = any(one.pid == whose[0] for one in self._pending)
         whole = not pending and 0 < self._since_of.get(whose[0], _NEVER) < int(value["begun_ns"])
         rows = [
             Posted(since_ns, now_ns, *whose, kind, grown[kind], grown[len(KINDS) + kind], 0, whole)
@@ -547,8 +547,8 @@ class Verbs:
 
     def close(self) -> None:
         self._libraries.close()
-        for wanted in self._wanted:
-            wanted.close()
+        for pending in self._pending:
+            pending.close()
         for function in self._functions.values():
             os.close(function.descriptor)
         self._functions = {}

@@ -39,7 +39,8 @@ def calm_past(past: PastSteps, job: str, width: int) -> list[Text]:
     """What is said where there is no verdict on a job's steps, or on all jobs' ("")."""
     tables = [rows for name, rows in past.jobs.items() if job in ("", name)]
     slow = sum(
-        int(((rows["usual_ns"] > 0) & (rows["longest_ns"] >= NOTABLE * rows["usual_ns"])).sum()) for rows in tables
+        int(((rows["baseline_ns"] > 0) & (rows["longest_ns"] >= NOTABLE * rows["baseline_ns"])).sum())
+        for rows in tables
     )
     if slow:
         text = f"{slow:,} of {sum(map(len, tables)):,} steps took notably longer than usual; none of them is judged"

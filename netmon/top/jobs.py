@@ -319,7 +319,7 @@ def _part_ns(name: str) -> Part:
     return numeric(_TIME_NAMES[name], draw, ns, 8, 10, 9)
 
 
-_TIME_NAMES = {"computed": "computed", "waited": "waited", "transfer": "transfer", "held": "held up"}
+_TIME_NAMES = {"computed": "computed", "waited": "waited", "transfer": "transfer", "stalled": "held up"}
 
 
 def _exposed(row: RankRow) -> float:

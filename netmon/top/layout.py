@@ -287,7 +287,7 @@ def _moment(level: Level, scene: Scene, ink: Options, width: int) -> Iterator[Te
             yield from broken(path, width)
         yield from _arithmetic(verdict, width)
     else:
-        baseline = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
+        baseline = f", usually {format_duration(step.baseline_ns)}" if step.baseline_ns else ""
         heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}:"
         yield from broken(f"{heading} took {format_duration(step.longest_ns)}{baseline}", width, "bold")
     for gap in frame.gaps if frame else ():

@@ -301,7 +301,7 @@ class Program(App[None]):
         if frame is None:
             snapshot = replace(snapshot, links=present_links(snapshot), flows=present_flows(snapshot))
         elif step:  # as its verdict says
-            jobs = (replace(job, usual_ns=step.usual_ns) if job.job == step.job else job for job in snapshot.jobs)
+            jobs = (replace(job, baseline_ns=step.baseline_ns) if job.job == step.job else job for job in snapshot.jobs)
             snapshot = replace(snapshot, jobs=tuple(jobs))
         return Scene(
             *(snapshot, rewinding.past, frame, step, moments.times, self.filter, self._grouped_by),

@@ -26,14 +26,14 @@ class Step(NamedTuple):
     start_ns: int  # utc
     end_ns: int
     longest_ns: int
-    usual_ns: int  # 0: not known
+    baseline_ns: int  # 0: not known
     relative: bool
     verdict: Verdict | None = None
 
     @property
     def slow(self) -> bool:
         """Whether it stands out."""
-        return self.usual_ns > 0 and self.longest_ns >= NOTABLE * self.usual_ns
+        return self.baseline_ns > 0 and self.longest_ns >= NOTABLE * self.baseline_ns
 
 
 def steps_of(past: PastSteps, job: str) -> list[Step]:
@@ -48,7 +48,7 @@ def steps_of(past: PastSteps, job: str) -> list[Step]:
 
 def _judged(step: Step) -> Step:
     """With the baseline of its verdict: while it happened, the iterations after it were not known."""
-    return step._replace(usual_ns=step.verdict.usual_ns) if step.verdict and step.verdict.usual_ns else step
+    return step._replace(baseline_ns=step.verdict.baseline_ns) if step.verdict and step.verdict.baseline_ns else step
 
 
 def _of(judged: dict[int, Verdict], number: int, start_ns: int) -> Verdict | None:
@@ -92,13 +92,13 @@ def _longest(step: Step, ink: Options, width: int) -> Text:
 
 def _bar(step: Step, ink: Options, width: int) -> Text:
     """The baseline is half of the width."""
-    full = 2 * (step.usual_ns or step.longest_ns)
+    full = 2 * (step.baseline_ns or step.longest_ns)
     filled = min(round(step.longest_ns / full * width), width) if full else 0
     return Text("━" * filled, "yellow" if step.slow else "dim").append("─" * (width - filled), "dim black")
 
 
 def _excess(step: Step) -> float:
-    return step.longest_ns / step.usual_ns if step.usual_ns else math.nan
+    return step.longest_ns / step.baseline_ns if step.baseline_ns else math.nan
 
 
 STEPS = Kind(
@@ -168,7 +168,7 @@ VERDICTS = Kind(
         ),
         numeric(
             "lost",
-            lambda one, *_: format_duration(one.excess_ns) if one.usual_ns else "?",
+            lambda one, *_: format_duration(one.excess_ns) if one.baseline_ns else "?",
             lambda one: one.excess_ns,
             8,
             10,

@@ -64,7 +64,7 @@ class Known:
         """Steps of which something new is known, oldest first; never waits, never raises.
 
         Each has `iteration` and, once known: duration_ns, communication_ns, exposed_ns (waited for gradients),
-        sent_bytes, others_bytes (payload of others on the host's links meanwhile), theory_bytes, usual_ns (by the
+        sent_bytes, others_bytes (payload of others on the host's links meanwhile), theory_bytes, baseline_ns (by the
         durations of the steps before it only); cause, culprit, excess_ns and verdict (a sentence) where it was slow;
         incident (a line), incident_since_ns and incident_lost_ns where it is one of many with one culprit.
         """
@@ -145,7 +145,7 @@ _SECONDS = {
     "duration_ns": "step_s",
     "exposed_ns": "waited_for_gradients_s",
     "communication_ns": "communication_s",
-    "excess_ns": "beyond_usual_s",
+    "excess_ns": "beyond_baseline_s",
     "incident_lost_ns": "incident_lost_s",
 }
 _BYTES = ("sent_bytes", "others_bytes")

@@ -113,7 +113,7 @@ class Answers:
             "name": name,
             "number": step.number,
             "last_ns": step.duration_ns,
-            "usual_ns": step.baseline_ns,
+            "baseline_ns": step.baseline_ns,
             "end_ns": str(step.end_ns),
             "silent_ns": max(0, now_ns - step.end_ns - 10 * max(step.baseline_ns, 3_000_000_000)),
             "lost_ns": sum(one.lost_ns for one in found),
@@ -168,13 +168,13 @@ class Answers:
         for row, (start_ns, number) in enumerate(zip(own.start_ns[drawn], own.number[drawn].tolist(), strict=True)):
             for verdict in self._verdicts.get((job, number), ()):
                 if abs(verdict.start_ns - start_ns) < verdict.duration_ns:
-                    cause[row], baseline_ns[row] = verdict.cause, verdict.usual_ns or baseline_ns[row]
+                    cause[row], baseline_ns[row] = verdict.cause, verdict.baseline_ns or baseline_ns[row]
         return {"job": job, "pending": pending}, {
             "start_ns": (own.start_ns[drawn] - begin_ns).astype(np.float64),
             "took_ns": own.took_ns[drawn].astype(np.float64),
             "number": own.number[drawn].astype(np.float64),
             "cause": cause,
-            "usual_ns": np.where(baseline_ns > 0, baseline_ns, np.nan),
+            "baseline_ns": np.where(baseline_ns > 0, baseline_ns, np.nan),
         }
 
     def _changes(self, job: str) -> list[int]:

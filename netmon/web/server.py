@@ -177,7 +177,7 @@ def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) ->
             "step_job": np.concatenate(job or none).astype(np.uint8),
             "step_s": np.concatenate(starts or none).astype(np.float64),
             "step_ns": np.concatenate(took or none).astype(np.float64),
-            "step_held": np.concatenate(stalled or none).astype(np.uint8),
+            "step_stalled": np.concatenate(stalled or none).astype(np.uint8),
         },
     )
 

@@ -221,7 +221,7 @@ def _job(job: JobView) -> JobView:
 def verdict_without_names(verdict: Verdict) -> Verdict:
     first = verdict.culprit if CAUSES[verdict.cause].names_job else ""
     second = verdict.second_culprit if CAUSES[verdict.second_cause].names_job else ""
-    ranks = tuple(replace(one, held_by=first) if one.held_by == verdict.culprit else one for one in verdict.ranks)
+    ranks = tuple(replace(one, stalled_by=first) if one.stalled_by == verdict.culprit else one for one in verdict.ranks)
     return replace(verdict, culprit=first, second_culprit=second, culprit_user="", sender="", receiver="", ranks=ranks)
 
 

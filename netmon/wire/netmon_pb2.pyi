@@ -1123,7 +1123,7 @@ class JobView(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     NOT_UNDERSTOOD_FIELD_NUMBER: _builtins.int
     INCIDENTS_FIELD_NUMBER: _builtins.int
-    USUAL_NS_FIELD_NUMBER: _builtins.int
+    BASELINE_NS_FIELD_NUMBER: _builtins.int
     HANGS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
@@ -1153,7 +1153,7 @@ class JobView(_message.Message):
     """netmon.views.STEP, packed: as they were asked for"""
     not_understood: _builtins.bool
     """its steps: nothing is said of them"""
-    usual_ns: _builtins.int
+    baseline_ns: _builtins.int
     """how long its last iteration usually takes; 0: not known"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
@@ -1207,13 +1207,13 @@ class JobView(_message.Message):
         steps: _builtins.bytes = ...,
         not_understood: _builtins.bool = ...,
         incidents: _abc.Iterable[Global___Incident] | None = ...,
-        usual_ns: _builtins.int = ...,
+        baseline_ns: _builtins.int = ...,
         hangs: _abc.Iterable[Global___Hang] | None = ...,
         pairs: _abc.Iterable[Global___RankPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "hangs", b"hangs", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "pairs", b"pairs", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "usual_ns", b"usual_ns", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_ns", b"baseline_ns", "durations_ns", b"durations_ns", "error_ns", b"error_ns", "hangs", b"hangs", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "pairs", b"pairs", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1341,7 +1341,7 @@ class Verdict(_message.Message):
     START_NS_FIELD_NUMBER: _builtins.int
     END_NS_FIELD_NUMBER: _builtins.int
     DURATION_NS_FIELD_NUMBER: _builtins.int
-    USUAL_NS_FIELD_NUMBER: _builtins.int
+    BASELINE_NS_FIELD_NUMBER: _builtins.int
     EXCESS_NS_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     CULPRIT_FIELD_NUMBER: _builtins.int
@@ -1383,7 +1383,7 @@ class Verdict(_message.Message):
     """UTC, of its slowest rank"""
     end_ns: _builtins.int
     duration_ns: _builtins.int
-    usual_ns: _builtins.int
+    baseline_ns: _builtins.int
     """0: not known"""
     excess_ns: _builtins.int
     cause: _builtins.int
@@ -1436,7 +1436,7 @@ class Verdict(_message.Message):
         start_ns: _builtins.int = ...,
         end_ns: _builtins.int = ...,
         duration_ns: _builtins.int = ...,
-        usual_ns: _builtins.int = ...,
+        baseline_ns: _builtins.int = ...,
         excess_ns: _builtins.int = ...,
         cause: _builtins.int = ...,
         culprit: _builtins.str = ...,
@@ -1475,7 +1475,7 @@ class Verdict(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "group_waits", b"group_waits", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "reported_ns", b"reported_ns", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_ns", b"baseline_ns", "bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "group_waits", b"group_waits", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "reported_ns", b"reported_ns", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1528,7 +1528,7 @@ class Incident(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     WORST_FIELD_NUMBER: _builtins.int
     LOST_NS_FIELD_NUMBER: _builtins.int
-    USUAL_NS_FIELD_NUMBER: _builtins.int
+    BASELINE_NS_FIELD_NUMBER: _builtins.int
     WITHOUT_NS_FIELD_NUMBER: _builtins.int
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
@@ -1557,7 +1557,7 @@ class Incident(_message.Message):
     worst: _builtins.int
     """iteration"""
     lost_ns: _builtins.int
-    usual_ns: _builtins.int
+    baseline_ns: _builtins.int
     without_ns: _builtins.int
     """-1: nobody knows"""
     confidence: _builtins.float
@@ -1585,7 +1585,7 @@ class Incident(_message.Message):
         rank: _builtins.int = ...,
         worst: _builtins.int = ...,
         lost_ns: _builtins.int = ...,
-        usual_ns: _builtins.int = ...,
+        baseline_ns: _builtins.int = ...,
         without_ns: _builtins.int = ...,
         confidence: _builtins.float = ...,
         lost: _abc.Iterable[Global___LostTime] | None = ...,
@@ -1594,7 +1594,7 @@ class Incident(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "confidence", b"confidence", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "first", b"first", "host", b"host", "interface", b"interface", "job", b"job", "last", b"last", "lost", b"lost", "lost_ns", b"lost_ns", "ongoing", b"ongoing", "rank", b"rank", "receiver", b"receiver", "relative", b"relative", "sender", b"sender", "since_ns", b"since_ns", "steps", b"steps", "until_ns", b"until_ns", "usual_ns", b"usual_ns", "without_ns", b"without_ns", "worst", b"worst"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_ns", b"baseline_ns", "cause", b"cause", "confidence", b"confidence", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "first", b"first", "host", b"host", "interface", b"interface", "job", b"job", "last", b"last", "lost", b"lost", "lost_ns", b"lost_ns", "ongoing", b"ongoing", "rank", b"rank", "receiver", b"receiver", "relative", b"relative", "sender", b"sender", "since_ns", b"since_ns", "steps", b"steps", "until_ns", b"until_ns", "without_ns", b"without_ns", "worst", b"worst"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1614,8 +1614,8 @@ class RankTimes(_message.Message):
     WAITED_NS_FIELD_NUMBER: _builtins.int
     WAITED_FOR_FIELD_NUMBER: _builtins.int
     TRANSFER_NS_FIELD_NUMBER: _builtins.int
-    HELD_NS_FIELD_NUMBER: _builtins.int
-    HELD_BY_FIELD_NUMBER: _builtins.int
+    STALLED_NS_FIELD_NUMBER: _builtins.int
+    STALLED_BY_FIELD_NUMBER: _builtins.int
     AFTER_NS_FIELD_NUMBER: _builtins.int
     ERROR_NS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
@@ -1627,8 +1627,8 @@ class RankTimes(_message.Message):
     waited_for: _builtins.int
     """-1: nobody"""
     transfer_ns: _builtins.int
-    held_ns: _builtins.int
-    held_by: _builtins.str
+    stalled_ns: _builtins.int
+    stalled_by: _builtins.str
     after_ns: _builtins.int
     error_ns: _builtins.int
     def __init__(
@@ -1642,14 +1642,14 @@ class RankTimes(_message.Message):
         waited_ns: _builtins.int = ...,
         waited_for: _builtins.int = ...,
         transfer_ns: _builtins.int = ...,
-        held_ns: _builtins.int = ...,
-        held_by: _builtins.str = ...,
+        stalled_ns: _builtins.int = ...,
+        stalled_by: _builtins.str = ...,
         after_ns: _builtins.int = ...,
         error_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ns", b"after_ns", "computed_ns", b"computed_ns", "duration_ns", b"duration_ns", "error_ns", b"error_ns", "held_by", b"held_by", "held_ns", b"held_ns", "host", b"host", "known", b"known", "rank", b"rank", "transfer_ns", b"transfer_ns", "waited_for", b"waited_for", "waited_ns", b"waited_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ns", b"after_ns", "computed_ns", b"computed_ns", "duration_ns", b"duration_ns", "error_ns", b"error_ns", "host", b"host", "known", b"known", "rank", b"rank", "stalled_by", b"stalled_by", "stalled_ns", b"stalled_ns", "transfer_ns", b"transfer_ns", "waited_for", b"waited_for", "waited_ns", b"waited_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

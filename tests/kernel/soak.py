@@ -47,7 +47,7 @@ _BATCH_S, _LOOK_S = 0.2, 2.0
 
 
 @dataclass(frozen=True)
-class Held:
+class Footprint:
     """By one side, at one moment."""
 
     rss: int
@@ -61,7 +61,7 @@ class Side:
     name: str
     process: "subprocess.Popen[bytes]"
     folder: Path
-    seen: list[Held] = field(default_factory=list)
+    seen: list[Footprint] = field(default_factory=list)
 
     def look(self) -> None:
         assert self.process.poll() is None, f"the {self.name} has ended"
@@ -71,7 +71,7 @@ class Side:
                 rss += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 descriptors += len(os.listdir(f"/proc/{pid}/fd"))
                 threads += len(os.listdir(f"/proc/{pid}/task"))
-        self.seen.append(Held(rss, descriptors, threads, size_of(self.folder)))
+        self.seen.append(Footprint(rss, descriptors, threads, size_of(self.folder)))
 
 
 def children(pid: int) -> list[int]:
@@ -91,7 +91,7 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def grown(name: str, seen: Sequence[Held]) -> list[str]:
+def grown(name: str, seen: Sequence[Footprint]) -> list[str]:
     """A line for each thing of which there is more in the last third than in the first one."""
     lines = []
     for what, (share, amount) in RISE.items():
@@ -101,7 +101,7 @@ def grown(name: str, seen: Sequence[Held]) -> list[str]:
     return lines
 
 
-def thirds(seen: Sequence[Held], what: str) -> tuple[float, float]:
+def thirds(seen: Sequence[Footprint], what: str) -> tuple[float, float]:
     """The lower quartile of the first third, and of the last one: while files are merged a collector holds more."""
     third = max(2, len(seen) // 3)
     first, last = (
@@ -110,7 +110,7 @@ def thirds(seen: Sequence[Held], what: str) -> tuple[float, float]:
     return first, last
 
 
-def told(name: str, seen: Sequence[Held], seconds: float) -> Iterator[str]:
+def told(name: str, seen: Sequence[Footprint], seconds: float) -> Iterator[str]:
     """A line for each thing, with its slope."""
     for what in RISE:
         first, last = thirds(seen, what)

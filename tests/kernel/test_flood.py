@@ -156,6 +156,6 @@ def check_rank(flows: pd.DataFrame, buckets: pd.DataFrame) -> None:
     assert (flows[flows["protocol"] == 6]["members"] == 0).all()
     of_job = flows[flows["job"] != ""]
     assert sorted(of_job["direction"]) == ["rx", "rx", "tx", "tx"]
-    assert set(of_job["class_source"]) <= {"birth", "socket"}
+    assert set(of_job["class_source"]) <= {"connect", "socket"}
     payload = buckets.groupby("flow_id")["payload_bytes"].sum()
     assert payload[of_job["flow_id"]].between(SIZE, 1.1 * SIZE).all()

@@ -45,7 +45,15 @@ def test_a_second_start_needs_no_compiler_and_loads_the_same(tmp_path: Path, mon
         assert not for_nccl.keys() & compiled.keys()
         for descriptor in for_nccl.values():
             os.close(descriptor)
-    all_of_it = {*loader.PROGRAMS, *loader.MAPS, "socket_state", "births", "births_told", "signal_sent", "stops"}
+    all_of_it = {
+        *loader.PROGRAMS,
+        *loader.MAPS,
+        "socket_state",
+        "socket_events",
+        "socket_history",
+        "signal_sent",
+        "stops",
+    }
     all_of_it |= {*verbs.PROGRAMS, *verbs.MAPS}
     assert all_of_it <= compiled.keys()
     with monkeypatch.context() as without:

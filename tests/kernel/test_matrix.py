@@ -314,7 +314,7 @@ def test_a_connection_is_given_to_its_process_when_it_is_made() -> None:
 
         def ours() -> bool:
             told.extend(socket_watch.take())
-            return any(socket_event.pid == os.getpid() and socket_event.source == "birth" for socket_event in told)
+            return any(socket_event.pid == os.getpid() and socket_event.source == "connect" for socket_event in told)
 
         wait_for(ours)
     socket_watch.close()

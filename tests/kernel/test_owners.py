@@ -151,7 +151,7 @@ def test_short_connections_belong_to_who_connected_and_who_accepted(watched: Wat
     accepted = flows[(flows["src_port"] == 6000) & (flows["src"] == watched.right.address)]
     assert len(made) == len(accepted) == CONNECTIONS
     assert set(made["pid"]) == {client.pid}
-    assert set(made["class_source"]) <= {"birth", "socket"}
+    assert set(made["class_source"]) <= {"connect", "socket"}
     assert set(accepted["pid"]) == {int(server.first_line)}
     assert (set(made["user"]), set(accepted["user"])) == ({"nobody"}, {"root"})
     assert set(accepted["class_source"]) <= {"close", "socket"}
@@ -204,7 +204,7 @@ def test_traffic_of_a_container_belongs_to_its_processes(network, tmp_path: Path
     flows = flows[flows["src"] == inner.address].sort_values("first_ns")
     assert sorted(flows["pid"]) == sorted([*clients, connected])
     assert set(flows["process"]) == {Path(sys.executable).name}
-    assert flows.set_index("pid")["class_source"].to_dict() == {connected: "socket"} | dict.fromkeys(clients, "birth")
+    assert flows.set_index("pid")["class_source"].to_dict() == {connected: "socket"} | dict.fromkeys(clients, "connect")
 
 
 def test_a_translated_connection_is_followed_to_the_container(network) -> None:

@@ -5,19 +5,19 @@ its warm-up."""
 from pathlib import Path
 
 import pytest
-from soak import Held, grown, soak
+from soak import Footprint, grown, soak
 
 
-def held(**more: int) -> Held:
-    return Held(**{"rss": 100 << 20, "descriptors": 50, "threads": 10, "waiting_bytes": 0} | more)
+def footprint(**more: int) -> Footprint:
+    return Footprint(**{"rss": 100 << 20, "descriptors": 50, "threads": 10, "waiting_bytes": 0} | more)
 
 
 def test_what_grows_is_named() -> None:
-    flat = [held(rss=(100 << 20) + number % 3) for number in range(90)]
+    flat = [footprint(rss=(100 << 20) + number % 3) for number in range(90)]
     assert grown("agent", flat) == []
-    leaking = [held(rss=(100 << 20) + (number << 20), descriptors=50 + number) for number in range(90)]
+    leaking = [footprint(rss=(100 << 20) + (number << 20), descriptors=50 + number) for number in range(90)]
     assert [line.split(" from ")[0] for line in grown("agent", leaking)] == ["agent: rss", "agent: descriptors"]
-    assert grown("agent", [held(threads=5 + number // 80 * 4) for number in range(90)]) == []
+    assert grown("agent", [footprint(threads=5 + number // 80 * 4) for number in range(90)]) == []
 
 
 @pytest.mark.long

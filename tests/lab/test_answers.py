@@ -92,7 +92,7 @@ def test_what_was_done_is_what_is_told(recorded: tuple[str, Path], told: list[In
     for one in told:
         done = [each for each in truth.injections if each["cause"] == one.cause.name.lower()]
         begun, ended = min(each["start_ns"] for each in done), max(each["end_ns"] for each in done)
-        step_ns = one.usual_ns + one.lost_per_step_ns
+        step_ns = one.baseline_ns + one.lost_per_step_ns
         for true, at in ((begun, one.since_ns), (ended, one.until_ns)):
             if abs(at - true) > step_ns:  # the machine did as much itself, before or after
                 assert len(slow(truth, min(true, at), max(true, at)))

@@ -76,7 +76,9 @@ def test_steps_end_where_ranks_have_waited_for_their_gpu(data: Path) -> None:
 
 def test_verdicts_rest_on_transfers_alone(data: Path) -> None:
     found = pd.read_parquet(data / "verdicts").sort_values("start_ns")
-    print(found[["iteration", "cause", "culprit", "rank", "host", "duration_ns", "usual_ns", "confidence"]].to_string())
+    print(
+        found[["iteration", "cause", "culprit", "rank", "host", "duration_ns", "baseline_ns", "confidence"]].to_string()
+    )
     assert set(found["cause"]) <= {"straggler", "slow_link", "unknown", "host", "pause"}  # machines are busy in tests
     late, slow = (found[found["cause"] == cause] for cause in ("straggler", "slow_link"))
     assert len(late) >= 1

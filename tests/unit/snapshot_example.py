@@ -145,7 +145,7 @@ def _job() -> JobView:
         measured_bytes=21_400_000.0,
         theory_bytes=21_333_333.3,
         durations_ns=durations,
-        usual_ns=312_000_000,
+        baseline_ns=312_000_000,
         ranks=tuple(
             RankView(
                 *(rank, host, 412, 455_000_000, 350_000_000, rank == 0, 21_400_000, 0, 33_000_000 * (rank == 0)),
@@ -169,7 +169,9 @@ def _job() -> JobView:
                 confidence=0.94,
                 reported_ns=1_790_000_001_900_000_000,
                 relative=True,
-                ranks=(RankTimes(0, "h0", 590_000_000, True, 210_000_000, 2_000_000, waited_for=3, held_by="backup"),),
+                ranks=(
+                    RankTimes(0, "h0", 590_000_000, True, 210_000_000, 2_000_000, waited_for=3, stalled_by="backup"),
+                ),
             ),
         ),
     )

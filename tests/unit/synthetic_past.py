@@ -26,7 +26,7 @@ class SyntheticPast:
         rows["longest_ns"] = np.where(rows["number"] == SLOW, SLOW_NS, USUAL_NS)
         rows["end_ns"] = BEGIN_NS + np.cumsum(rows["longest_ns"])
         rows["start_ns"] = rows["end_ns"] - rows["longest_ns"]
-        rows["usual_ns"] = np.where(rows["number"] >= 5, USUAL_NS, 0)
+        rows["baseline_ns"] = np.where(rows["number"] >= 5, USUAL_NS, 0)
         slow = rows[SLOW]
         verdict = replace(
             example().jobs[0].verdicts[0],

@@ -17,7 +17,7 @@ print(pyarrow.default_memory_pool().backend_name)
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--keep", "all=2h", "--allowance", "rows=8e6")])
+@pytest.mark.parametrize("options", [(), ("--keep", "all=2h", "--host-rates", "rows=8e6")])
 def test_arrow_has_no_allocator_of_its_own(options: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", ARROW, "collector", "--data", "out", *options]
     assert subprocess.check_output(command, text=True).strip() == "system"

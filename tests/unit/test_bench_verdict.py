@@ -92,7 +92,7 @@ def told(number, cause, durations, **more):
         "start_ns": end - duration,
         "end_ns": end,
         "duration_ns": duration,
-        "usual_ns": USUAL,
+        "baseline_ns": USUAL,
         "excess_ns": duration - USUAL,
         "cause": cause,
         **more,

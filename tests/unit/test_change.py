@@ -44,10 +44,10 @@ def test_a_changed_batch_size_is_one_change(factor):
     assert standing_out(told_of) == [AT]
     verdict = judge("train", told_of, no_link_totals(), AT)
     assert verdict.cause is Cause.CHANGE
-    assert verdict.duration_ns / verdict.usual_ns == pytest.approx((200 * factor + 100) / 300, rel=0.1)
+    assert verdict.duration_ns / verdict.baseline_ns == pytest.approx((200 * factor + 100) / 300, rel=0.1)
     assert f"since {AT}: every rank computes {'longer' if factor > 1 else 'less'}" in sentence(verdict)
     later = judge("train", told_of, no_link_totals(), AT + 20)
-    assert later.usual_ns == pytest.approx((200 * factor + 100) * MS, rel=0.1)
+    assert later.baseline_ns == pytest.approx((200 * factor + 100) * MS, rel=0.1)
 
 
 def test_one_change_after_the_other_each_is_told():

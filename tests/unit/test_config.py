@@ -184,16 +184,16 @@ def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypa
     monkeypatch.setattr("collector.allocator.give_back", lambda: None)
     assert collector.run(args) == 0
     (settings,) = served
-    allowance = HostLimiter(lambda: settings.rates)
-    assert allowance.rates() == DEFAULT_RATES
-    more = ["allowance = ['rows=8e6', 'flows=1e4']", "keep = ['buckets=7d']", "flush = '5s'", "settle = '3s'"]
+    host_rates = HostLimiter(lambda: settings.rates)
+    assert host_rates.rates() == DEFAULT_RATES
+    more = ["host-rates = ['rows=8e6', 'flows=1e4']", "keep = ['buckets=7d']", "flush = '5s'", "settle = '3s'"]
     file.write_text("\n".join([f'data = "{tmp_path}/data"', *more]))
     handlers[signal.SIGHUP]()
-    assert allowance.rates() == Rates(rows=8e6, flows=1e4)
+    assert host_rates.rates() == Rates(rows=8e6, flows=1e4)
     assert (settings.flush_ns, settings.keep[0].table, settings.settle_ns) == (5 * 10**9, "buckets", 10**9)
-    line = "in force now: allowance, flush, keep; changed, and in force after a restart: settle"
+    line = "in force now: flush, host-rates, keep; changed, and in force after a restart: settle"
     assert caplog.messages[-1] == f"read the configuration again; {line}"
-    file.write_text("\n".join([f'data = "{tmp_path}/data"', "allowance = ['row=8e6']", "flush = '1s'"]))
+    file.write_text("\n".join([f'data = "{tmp_path}/data"', "host-rates = ['row=8e6']", "flush = '1s'"]))
     handlers[signal.SIGHUP]()
     assert "cannot read 'row=8e6' as a rate limit: write rows=8e6, or one of batches, flows" in caplog.messages[-1]
     assert settings.flush_ns == 5 * 10**9

@@ -23,7 +23,7 @@ class Kernel:
 
     def __init__(self) -> None:
         size = mmap.PAGESIZE
-        descriptor = os.memfd_create("births")
+        descriptor = os.memfd_create("socket_events")
         os.ftruncate(descriptor, 2 * mmap.PAGESIZE + 2 * size)
         self.socket_watch = SocketEventTable(descriptor, size)
         self._file = mmap.mmap(descriptor, 0)
@@ -74,14 +74,14 @@ def test_a_listener_is_kept_until_the_accepting_process_is_known() -> None:
 def test_who_alone_talks_to_a_service_is_taken_for_who_talked_to_it() -> None:
     owners = FlowOwners()
     owners.add([flow(1, 50001), flow(2, 50002)], 0)
-    answered(owners, [found(5, "birth"), None], 0)
+    answered(owners, [found(5, "connect"), None], 0)
     assert (owners.flows[2].owner.pid, owners.flows[2].owner.source) == (5, "service")
 
 
 def test_a_service_of_several_tells_nothing() -> None:
     owners = FlowOwners()
     owners.add([flow(1, 50001), flow(2, 50002), flow(3, 50003), flow(4, 50004)], 0)
-    answered(owners, [found(5, "birth"), found(6, "socket"), found(5, "birth"), None], 0)
+    answered(owners, [found(5, "connect"), found(6, "socket"), found(5, "connect"), None], 0)
     assert owners.flows[4].owner.source == ""
 
 
@@ -90,7 +90,7 @@ def test_a_user_whose_name_comes_late_is_called_by_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry)
     owners = FlowOwners()
     owners.add([flow(1, 50001)], 0)
-    answered(owners, [found(5, "birth") | {"uid": 70_000}], 0)
+    answered(owners, [found(5, "connect") | {"uid": 70_000}], 0)
     assert owners.flows[1].owner.user == "70000"
     owners.changed()
     wait_for(lambda: owners.read_socket_events(0) or owners.flows[1].owner.user == "alice")
@@ -121,13 +121,13 @@ def test_a_process_is_asked_for_once_and_its_later_connections_are_its_own_at_on
     kernel.tell(50001, pid=5)
     owners.read_socket_events(0)
     owners.add([flow(1, 50001)], 0)
-    answered(owners, [found(5, "birth")], 0)
+    answered(owners, [found(5, "connect")], 0)
     for port in range(50002, 50012):
         kernel.tell(port, pid=5)
     owners.read_socket_events(50 * MS)
     owners.add([flow(port, port) for port in range(50002, 50012)], 50 * MS)
     told = {flow.flow_id: (flow.owner.process, flow.owner.source) for flow in owners.changed()}
-    assert told == dict.fromkeys((1, *range(50002, 50012)), ("p5", "birth"))
+    assert told == dict.fromkeys((1, *range(50002, 50012)), ("p5", "connect"))
     assert owners.due(10_000 * MS) == []
 
 
@@ -138,7 +138,7 @@ def test_what_is_told_after_the_flow_was_seen_ends_the_asking(kernel: Kernel) ->
     kernel.tell(50001, pid=5)
     kernel.tell(50002, pid=5, kind=SOCKET_CLOSE)
     owners.read_socket_events(10 * MS)
-    answered(owners, [found(5, "birth"), found(5, "close")], 10 * MS)
+    answered(owners, [found(5, "connect"), found(5, "close")], 10 * MS)
     assert len(owners.due(50 * MS)) == 1
     kernel.tell(50003, pid=5, kind=SOCKET_CLOSE)  # while the question is under way
     owners.read_socket_events(60 * MS)
@@ -157,7 +157,7 @@ def test_flows_that_wait_for_a_process_get_it_by_one_answer(kernel: Kernel) -> N
     owners.add([flow(ports[0], ports[0])], 0)
     assert len(owners.due(0)) == 1
     owners.add([flow(port, port) for port in ports[1:]], 0)
-    owners.answer([found(5, "birth")], 5 * MS)
+    owners.answer([found(5, "connect")], 5 * MS)
     assert {flow.owner.pid for flow in owners.flows.values()} == {5}
     assert owners.due(10_000 * MS) == []
 
@@ -168,18 +168,18 @@ def test_a_process_is_asked_for_again_for_as_long_as_it_connects(kernel: Kernel)
     kernel.tell(50001, pid=5)
     owners.read_socket_events(0)
     owners.add([flow(1, 50001)], 0)
-    answered(owners, [found(5, "birth")], 0)
+    answered(owners, [found(5, "connect")], 0)
     kernel.tell(50002, pid=5)
     owners.read_socket_events(5_000 * MS)
     owners.add([flow(2, 50002)], 5_000 * MS)
     assert owners.flows[2].owner.process == "p5"
-    answered(owners, [found(5, "birth") | {"process": "trainer"}], 5_000 * MS)
+    answered(owners, [found(5, "connect") | {"process": "trainer"}], 5_000 * MS)
     assert owners.flows[2].owner.process == "trainer"
     kernel.tell(50003, pid=5, cgroup=2)
     owners.read_socket_events(5_001 * MS)
     owners.add([flow(3, 50003)], 5_001 * MS)
     assert owners.flows[3].owner.pid == 0
-    answered(owners, [found(5, "birth") | {"container": "other"}], 5_001 * MS)
+    answered(owners, [found(5, "connect") | {"container": "other"}], 5_001 * MS)
     assert owners.flows[3].owner.container == "other"
 
 
@@ -200,8 +200,8 @@ def test_another_connection_between_the_same_ends_has_another_owner(kernel: Kern
         owners.read_socket_events(pid * 1_000 * MS)
         if pid == 5:
             owners.add([flow(1, 50001)], pid * 1_000 * MS)
-        answered(owners, [found(pid, "birth")], pid * 1_000 * MS)
-        assert [(flow.owner.pid, flow.owner.source) for flow in owners.changed()] == [(pid, "birth")]
+        answered(owners, [found(pid, "connect")], pid * 1_000 * MS)
+        assert [(flow.owner.pid, flow.owner.source) for flow in owners.changed()] == [(pid, "connect")]
     kernel.tell(50001, pid=7, kind=SOCKET_CLOSE)  # a child that outlives the one that connected
     owners.read_socket_events(8_000 * MS)
     assert owners.due(10_000 * MS) == []
@@ -227,7 +227,7 @@ def test_a_connection_that_a_rank_has_just_made_is_training(kernel: Kernel) -> N
     kernel.tell(1, 4711)
     owners.add([flow(1, 1)], 0)
     owners.read_socket_events(0)
-    answered(owners, [found(4711, "birth")], 0)
+    answered(owners, [found(4711, "connect")], 0)
     kernel.tell(2, 4711)
     assert owners.training(keys).tolist() == [False, False, False]  # known, and no rank
     owners.ranks([4711])

@@ -43,7 +43,7 @@ def test_slow_steps_with_one_culprit_are_one_incident() -> None:
     [one] = incidents([verdict(number) for number in (10, 11, 12, 14, 17)])
     assert (one.first, one.last, one.steps, one.lost_ns) == (10, 17, 5, 1500 * MS)
     assert (one.since_ns, one.until_ns) == (10 * S, 17 * S + 700 * MS)
-    assert (one.usual_ns, one.ratio) == (USUAL, 1.75)
+    assert (one.baseline_ns, one.ratio) == (USUAL, 1.75)
     assert one.confidence == 0.9
 
 
@@ -85,7 +85,7 @@ def test_a_single_step_of_another_cause_stays() -> None:
 
 def test_what_is_no_slower_is_none() -> None:
     faster = replace(verdict(40, Cause.CHANGE, ""), duration_ns=200 * MS, excess_ns=-200 * MS)
-    assert incidents([faster, replace(verdict(41), usual_ns=0, excess_ns=0)]) == []
+    assert incidents([faster, replace(verdict(41), baseline_ns=0, excess_ns=0)]) == []
 
 
 def test_the_order_in_which_verdicts_come_changes_nothing() -> None:
@@ -164,7 +164,7 @@ def test_who_sees_no_names_sees_what_and_where() -> None:
 
 
 def snapshot_with(one: Incident) -> Snapshot:
-    slow = verdict(10, culprit_user="root", sender="198.51.100.7", ranks=(RankTimes(0, "h0", 1, held_by="iperf3"),))
+    slow = verdict(10, culprit_user="root", sender="198.51.100.7", ranks=(RankTimes(0, "h0", 1, stalled_by="iperf3"),))
     shown = example()
     return replace(shown, flows=(), jobs=(replace(shown.jobs[0], verdicts=(slow,), incidents=(one,)),))
 

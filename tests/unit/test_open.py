@@ -154,7 +154,7 @@ def test_an_iteration_is_explained_and_drawn():
     assert [ax.get_title(loc="left") for ax in figure.axes[:2]] == [worst["sentence"], "enters h0"]
     parts = {bars.get_label(): sum(bar.get_width() for bar in bars) for bars in figure.axes[0].containers}
     assert sum(parts.values()) == pytest.approx(explained.ranks["duration_ns"].sum() / 1e6)
-    assert parts["held up"] == pytest.approx(explained.ranks["held_ns"].sum() / 1e6)
+    assert parts["held up"] == pytest.approx(explained.ranks["stalled_ns"].sum() / 1e6)
     assert data.plot_iterations(job="ddp-5").get_ylabel() == "iteration time (ms)"
     assert data.plot_rates("h0", since=worst["start"], until=worst["end"], width="1ms").get_ylabel() == "Mbit/s"
     later = data.verdicts(job="ddp-5", since=worst["end"] + timedelta(seconds=1))

@@ -59,9 +59,9 @@ def test_iterations_of_all_ranks_make_steps_and_a_job_may_begin_anew() -> None:
     (steps,) = step_times(frame.assign(job="a", relative=False)).values()
     assert steps["number"].tolist() == [*range(8), *range(8)]
     assert steps["longest_ns"][7] == 30
-    assert steps["usual_ns"].tolist() == [9] * 8 + [13] * 8
+    assert steps["baseline_ns"].tolist() == [9] * 8 + [13] * 8
     (few,) = step_times(frame[frame["iteration"] < 5].assign(job="a", relative=False)).values()
-    assert not few["usual_ns"].any()
+    assert not few["baseline_ns"].any()
 
 
 def test_a_dataset_gives_its_iterations_frames_and_where_the_time_went() -> None:

@@ -16,7 +16,7 @@ S = 1000 * MS
 
 
 def rank(number):
-    return Owner(10, "python", "", "bert", number, "birth")
+    return Owner(10, "python", "", "bert", number, "connect")
 
 
 def flow(number, direction, owner, src, dst, dst_port):
@@ -90,7 +90,7 @@ def test_a_rank_stays_a_rank(tmp_path):
     """As when a process says of itself that it is one, having been asked for before."""
     joined = replace(HOSTS["h0"][0], owner=rank(0))
     flows = collected(tmp_path, again=(joined,))
-    assert flows.loc[("h0", 1), ["class_source", "job", "rank"]].tolist() == ["birth", "bert", 0]
+    assert flows.loc[("h0", 1), ["class_source", "job", "rank"]].tolist() == ["connect", "bert", 0]
 
 
 def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp_path):

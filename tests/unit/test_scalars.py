@@ -30,7 +30,7 @@ STEP = {
     "exposed_ns": 1e8,
     "communication_ns": None,
     "sent_bytes": 9,
-    "usual_ns": 2e8,
+    "baseline_ns": 2e8,
 }
 WHY = {"iteration": 7, "cause": "cross", "culprit": "iperf3", "excess_ns": 1e8, "verdict": "because of iperf3"}
 VALUES = {"netmon/step_s": 0.3, "netmon/waited_for_gradients_s": 0.1, "netmon/sent_bytes": 9.0}
@@ -64,7 +64,7 @@ def test_what_is_new_is_handed_over(steps):
 
 def test_scalars_of_a_step():
     assert scalars_of(STEP) == VALUES
-    assert scalars_of(STEP | WHY)["netmon/beyond_usual_s"] == 0.1
+    assert scalars_of(STEP | WHY)["netmon/beyond_baseline_s"] == 0.1
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"iteration": "x"}', "\x00" * 99])
@@ -128,7 +128,7 @@ def test_each_writer_is_written_to_as_it_likes(steps):
     broken = types.SimpleNamespace(add_scalar=lambda *_: 1 / 0)
     scalars = Scalars(steps, "", wandb, mlflow, broken, object(), lambda *told: own.append(told), known=Knows())
     scalars.write()
-    values = VALUES | {"netmon/beyond_usual_s": 0.1}
+    values = VALUES | {"netmon/beyond_baseline_s": 0.1}
     assert wandb.calls[-1] == {"netmon/iteration": 7, **values, "netmon/verdict": "because of iperf3"}
     assert mlflow.calls == [(values, 7, False)]
     assert own == [(7, values, "because of iperf3")]

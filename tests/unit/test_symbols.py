@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from netmon.errors import KernelError
 from netmon.kernel.training.symbols import LOCAL, Offsets, Reading, SlowError, function_offsets
-from netmon.kernel.training.uprobes import MappedLibrary, Uprobes, _Wanted, _Watched
+from netmon.kernel.training.uprobes import MappedLibrary, Uprobes, _PendingFile, _Watched
 
 TABLES = 64 + 3 * 64  # bytes of the header and of three sections
 
@@ -162,7 +162,7 @@ def test_what_was_not_read_in_time_is_tried_again_but_not_for_ever() -> None:
     tries = 0
     while version not in probes._refused:
         assert "libtorch_cpu.so" not in process.settled
-        wanted = _Wanted(1, 0, library, version, os.open(os.devnull, os.O_RDONLY))
+        wanted = _PendingFile(1, 0, library, version, os.open(os.devnull, os.O_RDONLY))
         assert probes._finish((1, 2), wanted, SimpleNamespace(result=read_slowly, cost_ns=0)) == []  # type: ignore[arg-type]
         tries += 1
     assert tries == 5
@@ -174,7 +174,7 @@ def test_that_a_library_has_to_wait_for_others_of_its_user_is_said_once() -> Non
     probes, library = Uprobes({}, ()), MappedLibrary("/usr/lib/libcudart.so.12", 2, [])
     probes.spend(0, 60_000_000_000)
     for _ in range(3):
-        probes._wanted[1, 2] = _Wanted(1, 0, library, (1, 2, 3, 4), os.open(os.devnull, os.O_RDONLY))
+        probes._pending[1, 2] = _PendingFile(1, 0, library, (1, 2, 3, 4), os.open(os.devnull, os.O_RDONLY))
         assert probes._read_and_attach() == []
     (said,) = probes.warnings()
     of_library, of_user = "cannot probe /usr/lib/libcudart.so.12", "its user's libraries took long to be read"

@@ -150,9 +150,9 @@ def test_older_incidents_come_from_the_past_and_none_twice() -> None:
 
 
 def test_one_usual_time_is_on_a_screen() -> None:
-    job = replace(example().jobs[0], usual_ns=333_000_000)
+    job = replace(example().jobs[0], baseline_ns=333_000_000)
     assert baseline_of_job(job) == 333_000_000
-    assert baseline_of_job(replace(job, usual_ns=0)) == 310_000_000  # of a collector that does not say
+    assert baseline_of_job(replace(job, baseline_ns=0)) == 310_000_000  # of a collector that does not say
     past = SyntheticPast()
 
     async def look(seen: Seen) -> None:
@@ -181,7 +181,7 @@ def test_what_is_said_where_nothing_goes_on() -> None:
     assert said(last_ns=600_000_000) == "mine's last step took 600 ms, usually 312 ms; not judged yet"
     ended = said(replace(over, first=30, last=40), iteration=40, last_ns=600_000_000)
     assert ended == "mine's last step took 600 ms, usually 312 ms", "its incident says the rest"
-    assert "enough steps" in said(durations_ns=np.array([312]), usual_ns=0)
+    assert "enough steps" in said(durations_ns=np.array([312]), baseline_ns=0)
 
 
 HANG = Hang(

@@ -108,9 +108,9 @@ def test_a_connection_that_was_born_lately_is_told_from_its_beginning_though_it_
     connections: Connections,
 ) -> None:
     old_ns = time.monotonic_ns() - 60_000_000_000
-    born = dataclasses.replace(NOBODY, pid=1, process="iperf3", source="birth")
+    born = dataclasses.replace(NOBODY, pid=1, process="iperf3", source="connect")
     young, near, far = connections.connect(born)
-    others = connections.connect(born, old_ns), connections.connect()  # long ago; and nobody told of its birth
+    others = connections.connect(born, old_ns), connections.connect()  # long ago; and nobody said who connected it
     looks = connections.looks()
     for some in ((near, far), *(ends for _, *ends in others)):
         send(*some, 1000)

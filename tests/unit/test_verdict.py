@@ -52,8 +52,8 @@ class Run:
         self.slow = {SLOW}  # and others that are like it
         self.late = dict.fromkeys(range(RANKS), 0)  # ms that a rank computes longer in SLOW
         self.busy = dict.fromkeys(range(RANKS), 0)  # ms that a rank does not wait in the transfer in SLOW
-        self.usual_paces = [1.0] * (TRANSFER * CELLS)  # of the transfer, as shares of PACE
-        self.paces = self.usual_paces.copy()  # the same in SLOW
+        self.baseline_paces = [1.0] * (TRANSFER * CELLS)  # of the transfer, as shares of PACE
+        self.paces = self.baseline_paces.copy()  # the same in SLOW
         self.paces_of = {}  # the same in other iterations
         self.sent, self.everywhere = [], False  # (link, cell of the transfer, bytes) of others in SLOW, or in all
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
@@ -74,7 +74,7 @@ class Run:
             start = BEGIN + iteration * 2_000 * MS
             slow = iteration in self.slow
             late = [self.late[rank] if slow else 0 for rank in range(RANKS)]
-            paces = np.array(self.paces if slow else self.paces_of.get(iteration, self.usual_paces))
+            paces = np.array(self.paces if slow else self.paces_of.get(iteration, self.baseline_paces))
             paces = np.concatenate([paces, np.ones(max(0, round(TRANSFER * CELLS - paces.sum())))])
             there = start + (COMPUTING + max(late)) * MS
             for rank in range(RANKS):
@@ -157,7 +157,7 @@ def test_the_sentence_an_engineer_wants():
         "h0",
         Direction.RX,
     )
-    assert (verdict.rank, verdict.usual_ns, verdict.excess_ns) == (0, 300 * MS, 120 * MS)
+    assert (verdict.rank, verdict.baseline_ns, verdict.excess_ns) == (0, 300 * MS, 120 * MS)
     assert verdict.bytes == pytest.approx(0.8 * 150 * CELLS * PACE, rel=0.01)
     assert verdict.cross_ns == pytest.approx(120 * MS, rel=0.02)
     assert verdict.counterfactual_low_ns <= 300 * MS <= verdict.counterfactual_high_ns

@@ -269,7 +269,7 @@ def test_a_timer_that_runs_out_as_it_seldom_does_says_more_than_bytes(seldom, se
 @pytest.mark.parametrize("known", [True, False])
 def test_where_tcp_says_that_it_lost_what_it_always_loses_nobody_is_accused_of_lost_packets(known):
     run = Run()
-    run.usual_paces = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.baseline_paces = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
     run.paces = ([1.0] * 2 * CELLS + [0.15] * 20 * CELLS + [1.0] * 5 * CELLS + [0.0] * 6 * CELLS) * 10
     run.dropped = dict.fromkeys(range(0, 330 * CELLS, 33 * CELLS), 2896)
     if known:
@@ -299,7 +299,7 @@ def test_what_is_under_way_when_the_iteration_ends_is_not_lost(dropped, loss):
 def test_packets_that_are_lost_in_a_transfer_that_pauses_anyway():
     """Ranks that compute between their messages are silent for a third of it, now as ever."""
     run = Run()
-    run.usual_paces = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.baseline_paces = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
     run.paces = ([1.0] * 2 * CELLS + [0.15] * 20 * CELLS + [1.0] * 5 * CELLS + [0.0] * 6 * CELLS) * 10
     run.dropped = dict.fromkeys(range(0, 330 * CELLS, 33 * CELLS), 2896)
     usual = (20_000_000, 0, 800, 0)
@@ -335,7 +335,7 @@ def test_the_ranks_times_add_up_and_are_told_with_the_iteration(capsys):
     assert main(["why", truth["job"], "--iteration", number, *data]) == 0
     (found,) = json.loads(capsys.readouterr().out)["verdicts"]
     assert len(found["ranks"]) > 1
-    parts = ("computed_ns", "waited_ns", "transfer_ns", "held_ns", "after_ns")
+    parts = ("computed_ns", "waited_ns", "transfer_ns", "stalled_ns", "after_ns")
     for rank in found["ranks"]:
         assert rank["known"]
         assert sum(rank[part] for part in parts) == rank["duration_ns"]
@@ -411,7 +411,7 @@ def test_who_computes_longer_in_the_midst_of_a_step_keeps_the_others(late, late_
     assert (verdict.cause, verdict.rank) == ((Cause.STRAGGLER, late) if late_ms else (Cause.UNKNOWN, -1))
     assert verdict.late_ns == pytest.approx(late_ms * MS)
     for each in rank_times("job", known, nothing, verdict):
-        parts = each.computed_ns, each.waited_ns, each.transfer_ns, each.held_ns, each.after_ns
+        parts = each.computed_ns, each.waited_ns, each.transfer_ns, each.stalled_ns, each.after_ns
         assert sum(parts) == each.duration_ns
         assert each.waited_ns == pytest.approx(late_ms * MS * (each.rank != late))
 

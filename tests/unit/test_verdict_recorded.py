@@ -71,7 +71,7 @@ def test_the_incident_has_cause_and_culprit_begins_in_time_and_ends_within_a_ste
         and one.since_ns < injection["end_ns"]
         and one.until_ns > injection["start_ns"]
     ]
-    step_ns = own.usual_ns + own.lost_per_step_ns
+    step_ns = own.baseline_ns + own.lost_per_step_ns
     assert abs(own.until_ns - injection["end_ns"]) <= step_ns
     assert own.since_ns <= injection["start_ns"] + step_ns
     # Of what a rank transfers itself one run has two, the first of which is not told of in truth.json.

@@ -190,7 +190,7 @@ def test_others_whose_bytes_take_as_long(job: str, cause: Cause, each: bool) -> 
     found = training.verdict()
     assert (found.cause, found.culprit, found.host, found.interface) == (cause, job or "backup", "h1", "mlx5_1")
     assert found.bytes == 70 * SLICE_BYTES
-    assert found.usual_ns <= found.counterfactual_ns < 1.3 * found.usual_ns
+    assert found.baseline_ns <= found.counterfactual_ns < 1.3 * found.baseline_ns
     assert "without it, it would have taken" in sentence(found)
 
 

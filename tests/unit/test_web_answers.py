@@ -24,7 +24,7 @@ def test_a_job_that_is_slow_comes_first_and_is_well_again_later() -> None:
     source.found = []
     told = Answers(source).jobs()
     assert (told["all"], told["slow"], {row["incident"] for row in told["jobs"]}) == (3, 0, {None})
-    assert all(row["usual_ns"] == pytest.approx(row["last_ns"], rel=1) for row in told["jobs"])
+    assert all(row["baseline_ns"] == pytest.approx(row["last_ns"], rel=1) for row in told["jobs"])
     source.found = [one]
     answers = Answers(source)
     first = answers.jobs()["jobs"][0]
@@ -40,14 +40,14 @@ def test_usual_is_the_one_baseline_or_what_the_collector_says() -> None:
     lanes = source.lanes
     took = (lanes.end_ns - lanes.bounds[:, 0])[lanes.first[0] : lanes.last[0]]
     [row] = Answers(source).jobs()["jobs"]
-    assert row["usual_ns"] == baseline_of_last(of_durations(took))
+    assert row["baseline_ns"] == baseline_of_last(of_durations(took))
     lanes.shared[lanes.first[0] : lanes.last[0]] = took > np.quantile(took, 0.4)  # the quiet ones are the measure
     [row] = Answers(source).jobs()["jobs"]
     quiet = took[~lanes.shared[lanes.first[0] : lanes.last[0]]]
-    assert row["usual_ns"] == pytest.approx(np.median(quiet), rel=0.01)
+    assert row["baseline_ns"] == pytest.approx(np.median(quiet), rel=0.01)
     source.known = replace(source.known, baseline_ns={"job-000": 123 * MS})
     [row] = Answers(source).jobs()["jobs"]
-    assert row["usual_ns"] == 123 * MS
+    assert row["baseline_ns"] == 123 * MS
 
 
 def test_an_incident_goes_on_only_where_the_job_does() -> None:
@@ -115,10 +115,10 @@ def test_steps_have_their_cause_also_where_a_number_comes_again() -> None:
     _, bars = answers.bars("job-000", BEGIN_NS, BEGIN_NS + 60_000 * MS)
     [row] = np.flatnonzero(bars["cause"] != 255)
     assert (bars["cause"][row], bars["number"][row]) == (Cause.CROSS, one.iteration)
-    assert bars["usual_ns"][row] == one.usual_ns
+    assert bars["baseline_ns"][row] == one.baseline_ns
     lane = source.lanes
     took = (lane.end_ns - lane.bounds[:, 0])[lane.first[0] : lane.last[0]]  # one rank's are all ranks'
-    assert dict(zip(bars["number"], bars["usual_ns"], strict=True)).items() >= {
+    assert dict(zip(bars["number"], bars["baseline_ns"], strict=True)).items() >= {
         (number, expected)
         for number, expected in enumerate(baseline_durations(of_durations(took)))
         if number != one.iteration and number in bars["number"]
@@ -156,7 +156,7 @@ def test_the_parts_of_a_step_add_up() -> None:
     one = Synthetic(8, 60).found[0]
     mixed = replace(one, cross_ns=one.excess_ns - 40 * MS, late_ns=60 * MS, compute_ns=-20 * MS - 7)
     parts = step_parts(mixed)
-    assert parts[0] == ("usual", one.usual_ns)
+    assert parts[0] == ("usual", one.baseline_ns)
     assert {name for name, _ in parts[1:]} == {"cross traffic", "late ranks", "computing"}
     assert sum(ns for _, ns in parts) == pytest.approx(one.duration_ns, abs=1_000)
-    assert step_parts(replace(one, usual_ns=0)) == [("not known", one.duration_ns)]
+    assert step_parts(replace(one, baseline_ns=0)) == [("not known", one.duration_ns)]

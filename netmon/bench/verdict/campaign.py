@@ -115,7 +115,7 @@ class LeftOut:
         """outcomes: at least one, of one kind."""
         causes = Counter(each.judged for each in outcomes if each.judged != NOTHING)
         done = outcomes[0].cause != NOTHING
-        ratios = [1 + each.excess_ns / each.usual_ns for each in outcomes]
+        ratios = [1 + each.excess_ns / each.baseline_ns for each in outcomes]
         return cls(
             len(outcomes), done, sum(ratio >= SCORED_FROM for ratio in ratios) if done else 0, max(ratios), dict(causes)
         )
@@ -311,7 +311,7 @@ def _line(each: Outcome) -> str:
     verdict = each.verdict
     said = f"{each.judged} ({verdict['culprit'] or verdict['host']})" if verdict else "no verdict"
     number = f", iteration {verdict['iteration']}" if verdict else ""
-    longer = f"{format_duration(max(0.0, each.excess_ns))} longer than {format_duration(each.usual_ns)}"
+    longer = f"{format_duration(max(0.0, each.excess_ns))} longer than {format_duration(each.baseline_ns)}"
     return f"{each.run}{number} ({each.trainer}): {each.outcome}: {each.kind}, {longer}; reported: {said}"
 
 

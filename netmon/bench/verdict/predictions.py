@@ -112,8 +112,8 @@ class RerunResult(Configurations[Rerun]):
             "within_5_percent": _within_limit(self.predicted),
             "alike": len(self.alike),
             "alike_within_5_percent": _within_limit(self.alike),
-            "apart": percentile([each.spread for each in self.done], 50),
-            "reruns": [{**asdict(each), "error": each.error, "apart": each.spread} for each in self.done],
+            "spread": percentile([each.spread for each in self.done], 50),
+            "reruns": [{**asdict(each), "error": each.error, "spread": each.spread} for each in self.done],
             "failed": self.failed,
             "interrupted": self.interrupted,
         }
@@ -127,7 +127,7 @@ class RerunResult(Configurations[Rerun]):
             f"{document['predicted']} of {self.planned} predicted; error: median {percent(self.error(50))}, "
             f"largest {percent(self.error(100))}; within 5 %: {document['within_5_percent']}, and "
             f"{document['alike_within_5_percent']} of the {document['alike']} whose two runs were alike within 5 %; "
-            f"two runs differ by {percent(document['apart'])} (median) before there is a culprit"
+            f"two runs differ by {percent(document['spread'])} (median) before there is a culprit"
         )
         yield from self.failed
 

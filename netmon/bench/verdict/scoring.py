@@ -79,7 +79,7 @@ class Outcome:
     judged: str  # a cause; NOTHING: no verdict
     outcome: str  # RIGHT, …
     at_ns: int  # UTC, when it began
-    usual_ns: float
+    baseline_ns: float
     excess_ns: float  # of the iteration that it made longest
     judged_share_ns: float | None  # of the same iteration, that was given to this cause
     judged_after_ns: int | None  # the iteration's end
@@ -323,7 +323,7 @@ class IncidentsFound:
         return result
 
     def _with(self, one: Incident, found: Sequence[Incident]) -> "IncidentsFound":
-        step_ns = one.usual_ns + one.lost_per_step_ns
+        step_ns = one.baseline_ns + one.lost_per_step_ns
         distance = (max(abs(one.since_ns - each.since_ns), abs(one.until_ns - each.until_ns)) for each in found)
         near = min(distance, default=step_ns + 1) <= step_ns
         return IncidentsFound(
@@ -343,8 +343,8 @@ def _as_verdict(each: Outcome) -> Verdict:
     culprit = f"rank {of['rank']}" if cause in (Cause.STRAGGLER, Cause.HOST) else next(iter(of["processes"]), "")
     if each.verdict:
         return replace(from_columns(each.verdict), job=each.run, cause=cause, culprit=culprit)
-    took = round(each.usual_ns + each.excess_ns)
-    times = each.at_ns, each.at_ns + took, took, round(each.usual_ns), round(each.excess_ns)
+    took = round(each.baseline_ns + each.excess_ns)
+    times = each.at_ns, each.at_ns + took, took, round(each.baseline_ns), round(each.excess_ns)
     return Verdict(each.run, -1, *times, cause, culprit)
 
 

@@ -65,7 +65,7 @@ class Culprit:
     @property
     def saves(self) -> float:
         """Share of a step's time that would be saved at most."""
-        took = self.incident.usual_ns + self.incident.lost_per_step_ns
+        took = self.incident.baseline_ns + self.incident.lost_per_step_ns
         return max(0.0, 1 - self.incident.without_ns / took)
 
 
@@ -106,7 +106,7 @@ def culprit_sentence(culprit: Mapping[str, Any]) -> str:
     since, until = format_moment(culprit["since_ns"]), format_moment(culprit["until_ns"])
     when = f"(it goes on since {since})" if culprit["ongoing"] else f"from {since} to {until}"
     what = f"limit {who} to {format_rate(culprit['cap_bps'])}, or move it" if culprit["cap_bps"] else f"move {who}"
-    took = culprit["usual_ns"] + culprit["lost_ns"] // culprit["steps"]
+    took = culprit["baseline_ns"] + culprit["lost_ns"] // culprit["steps"]
     return (
         f"{what} {when}: saves up to {culprit['saves']:.0%} of a step of {culprit['job']}, "
         f"{format_duration(took)} → {format_duration(culprit['without_ns'])}"

@@ -223,7 +223,7 @@ def _durations(*ns: float) -> str:
 TABLES: Mapping[str, tuple[str, ...]] = {
     "jobs": ("job", "iterations", "takes", "alone", "transfers"),
     "jobs that share links": (
-        *("job", "beside", "compatibility", "best", "take", "would take", "saves"),
+        *("job", "other job", "compatibility", "best", "take", "would take", "saves"),
         *("later by", "every", "drift", ""),
     ),
     "pairs of ranks": ("job", "pair", "bytes", "pace", "sends", "spare", ""),

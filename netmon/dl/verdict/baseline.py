@@ -252,7 +252,7 @@ def baseline_of_last(of: Durations) -> int:
 
 def baseline_of_job(job: JobView) -> int:
     """Baseline of a job's last iteration, ns; where the collector reports none, by the recent durations."""
-    return job.usual_ns or baseline_of_last(of_durations(job.durations_ns))
+    return job.baseline_ns or baseline_of_last(of_durations(job.durations_ns))
 
 
 def _medians(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:

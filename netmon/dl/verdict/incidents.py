@@ -73,7 +73,7 @@ class _Run:
         self._extend(verdict.start_ns, verdict.end_ns, verdict.iteration, verdict.iteration)
         self.steps += 1
         self.lost_ns += verdict.excess_ns
-        self.baseline_ns += verdict.usual_ns
+        self.baseline_ns += verdict.baseline_ns
         self.sure += verdict.confidence * verdict.excess_ns
         if verdict.counterfactual_ns >= 0:
             self.without_ns += verdict.counterfactual_ns
@@ -132,7 +132,7 @@ class Incidents:
 
     def add(self, verdict: Verdict) -> None:
         """A step that is not slower than its baseline is ignored."""
-        if verdict.excess_ns <= 0 or verdict.usual_ns <= 0:
+        if verdict.excess_ns <= 0 or verdict.baseline_ns <= 0:
             return
         self._found = None
         if verdict.cause == Cause.CHANGE:
@@ -250,7 +250,7 @@ def _incident(run: _Run) -> Incident:
         rank=worst.rank,
         worst=worst.iteration,
         lost_ns=run.lost_ns,
-        usual_ns=run.baseline_ns // run.steps,
+        baseline_ns=run.baseline_ns // run.steps,
         without_ns=run.without_ns // run.without_steps if run.without_steps else -1,
         confidence=round(min(max(run.sure / lost, 0.0), 1.0), 3),
         lost=tuple(lost_by),
@@ -313,13 +313,13 @@ def parts(incident: Incident) -> str:
 
 def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
     """What a step's duration is made of, in words and ns: the baseline, and what was added to it or saved."""
-    if not verdict.usual_ns:
+    if not verdict.baseline_ns:
         return [("not known", verdict.duration_ns)]
     shares = {name: int(getattr(verdict, f"{name}_ns")) for name in SHARES}
     added = sorted(shares.items(), key=lambda share: -share[1])
     verdicts = [(OF_SHARE[name].part, ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
     rest = verdict.excess_ns - sum(ns for _, ns in verdicts)
-    return [("usual", verdict.usual_ns), *verdicts, *([("rest", rest)] if abs(rest) >= _LEAST_NS else [])]
+    return [("usual", verdict.baseline_ns), *verdicts, *([("rest", rest)] if abs(rest) >= _LEAST_NS else [])]
 
 
 def line(incident: Incident, moment: Callable[[int], str], job: str = "") -> str:

@@ -112,11 +112,11 @@ def _placed(
         blamed_ns = min(culprit.ns, getattr(verdict, f"{first}_ns"))
         without = max(float(verdict.duration_ns - blamed_ns), 0.0)
         half = _INTERVAL * float(np.hypot(spread(table.slowest[one.baseline]), verdict.error_ns / 2))
-        if without - verdict.usual_ns <= half:  # baseline iterations vary by as much
-            without = float(verdict.usual_ns)
+        if without - verdict.baseline_ns <= half:  # baseline iterations vary by as much
+            without = float(verdict.baseline_ns)
         # On a link full of the culprit's bytes, it may have caused unknown time, losses, and more than its bytes take.
         maybe = culprit.most_ns - blamed_ns + sum(max(0, getattr(verdict, f"{name}_ns")) for name in _MAY_BE_HIS)
-        low = without - half - min(maybe, max(0.0, without - verdict.usual_ns))
+        low = without - half - min(maybe, max(0.0, without - verdict.baseline_ns))
         return replace(
             _at(verdict, one.seen.links[culprit.link], one, steps),
             culprit=culprit.name,
@@ -255,7 +255,7 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     transfers = one.transfers()
     if transfers is None:
         return None
-    regular = one.table.slowest < NOTABLE * verdict.usual_ns  # what slows one iteration may slow its neighbours
+    regular = one.table.slowest < NOTABLE * verdict.baseline_ns  # what slows one iteration may slow its neighbours
     compared = [row for row in one.baseline.tolist() if regular[row] and (row in one.references or not one.references)]
     near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
     found = weigh(transfers, one.table, one.row, near, steps.hosts)
@@ -281,7 +281,7 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
         clear = said.confidence >= _LIKELY and not _starved(one, near, slow.ns)
         return replace(said, interface=transfers.device_of.get(slow.rank, "")) if clear else None
     other = transfers.others[slow.other]
-    without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
+    without = max(float(verdict.duration_ns) - slow.ns, float(verdict.baseline_ns))
     half = _INTERVAL * float(np.hypot(spread(one.table.slowest[one.baseline]), noise_ns / 2))
     return replace(
         said,
@@ -329,9 +329,9 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     """
     if verdict.cause == Cause.CHANGE:
         return True
-    if not verdict.usual_ns:  # there is no baseline
+    if not verdict.baseline_ns:  # there is no baseline
         return False
-    ratio = verdict.duration_ns / verdict.usual_ns
+    ratio = verdict.duration_ns / verdict.baseline_ns
     if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
         return ratio >= NOTABLE
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:

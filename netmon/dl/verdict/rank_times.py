@@ -59,8 +59,8 @@ def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ..
                 waited_ns=parts[1],
                 waited_for=int(table.rank[last]) if parts[1] > 0 and last >= 0 else -1,
                 transfer_ns=parts[2],
-                held_ns=parts[3],
-                held_by=_by(verdict) if parts[3] > 0 else "",
+                stalled_ns=parts[3],
+                stalled_by=_by(verdict) if parts[3] > 0 else "",
                 after_ns=round(end - start) - sum(parts),
                 error_ns=round(error),
             )
@@ -97,17 +97,17 @@ def _waits_anywhere(exposed: _Floats, one: Judged) -> tuple[_Floats, npt.NDArray
 
 def _by(verdict: Verdict) -> str:
     """Whose doing it is that a transfer took longer."""
-    return CAUSES[verdict.cause].held_by.format(**place(verdict))
+    return CAUSES[verdict.cause].stalled_by.format(**place(verdict))
 
 
 def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
     """Who delayed the others, and who only waited, in words; empty: nobody did, or it is not known."""
     known = [each for each in times if each.known]
-    notable = _NOTABLE * (verdict.usual_ns or max((each.duration_ns for each in known), default=0))
+    notable = _NOTABLE * (verdict.baseline_ns or max((each.duration_ns for each in known), default=0))
     waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]
     lasts = {each.waited_for for each in waiting}
-    stalled = [each for each in known if each.held_ns >= notable]
-    most_stalled = max((each.held_ns for each in stalled), default=0)
+    stalled = [each for each in known if each.stalled_ns >= notable]
+    most_stalled = max((each.stalled_ns for each in stalled), default=0)
     if waiting and max(each.waited_ns for each in waiting) >= most_stalled:
         names = _ranks([each.rank for each in waiting])
         who = next((each for each in known if each.rank in lasts), None)

@@ -53,7 +53,8 @@ def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
         for who in culprits
     )
     ranks = tuple(
-        replace(each, held_by=culprit if each.held_by == verdict.culprit else each.held_by) for each in verdict.ranks
+        replace(each, stalled_by=culprit if each.stalled_by == verdict.culprit else each.stalled_by)
+        for each in verdict.ranks
     )
     job = names.get(verdict.job, verdict.job)
     return replace(verdict, job=job, culprit=culprit, second_culprit=second, ranks=ranks)
@@ -70,9 +71,9 @@ def _sentence(verdict: Verdict) -> str:
         return f"job {verdict.job}: {reason(verdict)}"
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
     text = f"iteration {number} of job {verdict.job} took "
-    if not verdict.usual_ns:
+    if not verdict.baseline_ns:
         return f"{text}{format_duration(verdict.duration_ns)}; {reason(verdict)}"
-    text += f"{verdict.duration_ns / verdict.usual_ns:.1f} × its usual {format_duration(verdict.usual_ns)}"
+    text += f"{verdict.duration_ns / verdict.baseline_ns:.1f} × its usual {format_duration(verdict.baseline_ns)}"
     if verdict.excess_ns <= 0:
         return f"{text}: {reason(verdict)}"
     return f"{text} because {reason(verdict)}" if verdict.cause else f"{text}; {reason(verdict)}"
@@ -80,7 +81,7 @@ def _sentence(verdict: Verdict) -> str:
 
 def reason(verdict: Verdict) -> str:
     """Why it took longer than its baseline, without the iteration and its duration."""
-    if not verdict.usual_ns:
+    if not verdict.baseline_ns:
         return "there is no usual time to compare it with"
     if verdict.cause == Cause.CHANGE:
         return _change(verdict)
@@ -124,8 +125,8 @@ def _change(verdict: Verdict) -> str:
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
     reason = CAUSES[verdict.cause].reason.format(longer="longer" if verdict.excess_ns > 0 else "less")
     return (
-        f"iterations take {verdict.duration_ns / verdict.usual_ns:.1f} × the {format_duration(verdict.usual_ns)} that "
-        f"they took before, since {number}: {reason}"
+        f"iterations take {verdict.duration_ns / verdict.baseline_ns:.1f} × the {format_duration(verdict.baseline_ns)} "
+        f"that they took before, since {number}: {reason}"
     )
 
 
@@ -151,10 +152,10 @@ def _without(verdict: Verdict) -> str:
 
 def arithmetic(verdict: Verdict) -> Iterator[str]:
     """Lines: what the excess is made of; none where there is none."""
-    if not verdict.usual_ns or verdict.excess_ns <= 0:
+    if not verdict.baseline_ns or verdict.excess_ns <= 0:
         return
     yield (
-        f"{format_duration(verdict.duration_ns)} − {format_duration(verdict.usual_ns)} = "
+        f"{format_duration(verdict.duration_ns)} − {format_duration(verdict.baseline_ns)} = "
         f"{format_duration(verdict.excess_ns)} ± {format_duration(verdict.error_ns)}, of which"
     )
     for name, about in OF_SHARE.items():

@@ -22,7 +22,7 @@ from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
 from netmon.records import SOCKET_CONNECT, SOCKET_EVENT, Table
 
-PROGRAM, MAP, EVENT_MAP, NAMESPACE_MAP = "socket_state", "births", "births_told", "births_netns"
+PROGRAM, MAP, EVENT_MAP, NAMESPACE_MAP = "socket_state", "socket_events", "socket_history", "socket_netns"
 MAPS = (MAP, EVENT_MAP, NAMESPACE_MAP)
 RING_BYTES = 1 << 18
 EVENT_RING_BYTES = 1 << 20  # nobody is woken for it: it holds the events between two polls
@@ -51,8 +51,8 @@ def definitions(types: KernelTypes) -> dict[str, int]:
     """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe a field."""
     defined = {name: types.offset(*index) for name, index in _OFFSETS.items()}
     return defined | {
-        "NETMON_BIRTH_PAGES": RING_BYTES // memory.PAGE_BYTES,
-        "NETMON_TOLD_PAGES": EVENT_RING_BYTES // memory.PAGE_BYTES,
+        "NETMON_SOCKET_EVENT_PAGES": RING_BYTES // memory.PAGE_BYTES,
+        "NETMON_SOCKET_HISTORY_PAGES": EVENT_RING_BYTES // memory.PAGE_BYTES,
     }
 
 
@@ -76,7 +76,7 @@ class SocketEvent:
     pid: int
     process: str
     cgroup: int
-    source: str  # "birth", or "close" where the connection was accepted
+    source: str  # "connect", or "close" where the connection was accepted
     uid: int = 0
 
 
@@ -110,9 +110,9 @@ class SocketEventTable:
         socket_watch = []
         for index, pid, process, cgroup, kind, uid in zip(ends.tolist(), *columns, strict=True):
             known = self._socket_events.get(index)
-            source = "birth" if kind == SOCKET_CONNECT else "close"
+            source = "connect" if kind == SOCKET_CONNECT else "close"
             socket_event = SocketEvent(index, pid, printable(process.decode(errors="replace")), cgroup, source, uid)
-            if socket_event.source == "birth" or not known or known.source == "close":
+            if socket_event.source == "connect" or not known or known.source == "close":
                 self._socket_events.pop(index, None)  # the newest stand last
                 self._socket_events[index] = socket_event
                 socket_watch.append(socket_event)

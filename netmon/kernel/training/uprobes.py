@@ -302,7 +302,7 @@ class _Probed:
 
 
 @dataclass
-class _Wanted:
+class _PendingFile:
     """A file that somebody maps and that is not probed. reading: None: it has not been begun."""
 
     pid: int
@@ -323,7 +323,7 @@ class Uprobes:
         self._probed: dict[_File, _Probed] = {}
         self._refused: dict[tuple[int, ...], None] = {}
         self._slow: dict[tuple[int, ...], tuple[int, float]] = {}  # how often it was tried, and from when on it may be
-        self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
+        self._pending: dict[_File, _PendingFile] = {}  # in one call of `follow`, but for the one that is being read
         self._limiters: dict[int, TimeLimiter] = {}  # by user
         self._delayed_users: set[int] = set()  # users one of whose libraries is to be read later
         self._calls = 0
@@ -428,11 +428,11 @@ class Uprobes:
         status = os.fstat(descriptor)
         library = MappedLibrary(os.path.realpath(path), status.st_ino, [range(status.st_size)])
         file = status.st_dev, status.st_ino
-        if file in self._probed or file in self._wanted:
+        if file in self._probed or file in self._pending:
             os.close(descriptor)
             return
         version = (*file, status.st_size, status.st_mtime_ns)
-        self._wanted[file] = _Wanted(0, status.st_uid, library, version, descriptor)
+        self._pending[file] = _PendingFile(0, status.st_uid, library, version, descriptor)
 
     def _want(self, pid: int, library: MappedLibrary) -> None:
         """What is known of the file is used, else it will be read."""
@@ -444,10 +444,10 @@ class Uprobes:
         if file in self._probed or version in self._refused:
             os.close(descriptor)
             self._settle(pid, library.path, file)
-        elif file in self._wanted or self._slow.get(version, (0, 0.0))[1] > time.monotonic():
+        elif file in self._pending or self._slow.get(version, (0, 0.0))[1] > time.monotonic():
             os.close(descriptor)
         else:
-            self._wanted[file] = _Wanted(pid, uid, library, version, descriptor)
+            self._pending[file] = _PendingFile(pid, uid, library, version, descriptor)
 
     def _settle(self, pid: int, path: str, file: _File) -> None:
         """What a process may have done with this library before it was probed; Horovod tells more than what it uses."""
@@ -467,52 +467,52 @@ class Uprobes:
         """One library after the other, of one user and then of the next."""
         added = []
         until = time.monotonic() + _WAIT_S
-        files = list(self._wanted)
-        under_way = [number for number, file in enumerate(files) if self._wanted[file].reading]
-        users = [wanted.uid for wanted in self._wanted.values()]
+        files = list(self._pending)
+        under_way = [number for number, file in enumerate(files) if self._pending[file].reading]
+        users = [pending.uid for pending in self._pending.values()]
         in_order = in_turn(range(len(files)), users.__getitem__)
         try:
             for file in dict.fromkeys(files[number] for number in (*under_way, *in_order)):
-                wanted = self._wanted[file]
-                if not wanted.reading and not self._begin_reading(wanted):
+                pending = self._pending[file]
+                if not pending.reading and not self._begin_reading(pending):
                     continue
-                if not wanted.reading or not wanted.reading.ends_within(until - time.monotonic()):
+                if not pending.reading or not pending.reading.ends_within(until - time.monotonic()):
                     break
-                del self._wanted[file]
-                added += self._finish(file, wanted, wanted.reading)
+                del self._pending[file]
+                added += self._finish(file, pending, pending.reading)
         finally:
-            for file in [file for file, wanted in self._wanted.items() if not wanted.reading]:
-                os.close(self._wanted.pop(file).descriptor)
+            for file in [file for file, pending in self._pending.items() if not pending.reading]:
+                os.close(self._pending.pop(file).descriptor)
         return added
 
-    def _begin_reading(self, wanted: _Wanted) -> bool:
-        if not self._limiter(wanted.uid).allows():
-            if wanted.uid not in self._delayed_users:
-                self._warn(wanted.library.path, "its user's libraries took long to be read; it is read later")
-            self._delayed_users.add(wanted.uid)
+    def _begin_reading(self, pending: _PendingFile) -> bool:
+        if not self._limiter(pending.uid).allows():
+            if pending.uid not in self._delayed_users:
+                self._warn(pending.library.path, "its user's libraries took long to be read; it is read later")
+            self._delayed_users.add(pending.uid)
             return False
-        self._delayed_users.discard(wanted.uid)
-        if self._make_room(wanted.uid):
-            symbols = dict.fromkeys(probe.symbol for probe in self._probes_on(wanted.library))
-            wanted.reading = Reading(wanted.descriptor, [*symbols])
-        return wanted.reading is not None
+        self._delayed_users.discard(pending.uid)
+        if self._make_room(pending.uid):
+            symbols = dict.fromkeys(probe.symbol for probe in self._probes_on(pending.library))
+            pending.reading = Reading(pending.descriptor, [*symbols])
+        return pending.reading is not None
 
-    def _finish(self, file: _File, wanted: _Wanted, reading: Reading) -> list[str]:
-        path = wanted.library.path
+    def _finish(self, file: _File, pending: _PendingFile, reading: Reading) -> list[str]:
+        path = pending.library.path
         try:
-            self._attach(file, wanted, reading.result())
+            self._attach(file, pending, reading.result())
         except (KernelError, OSError) as error:
-            if isinstance(error, SlowError) and self._is_tried_again(wanted.version):
+            if isinstance(error, SlowError) and self._is_tried_again(pending.version):
                 self._warn(path, f"{error}; that is tried again")
                 return []
-            self._refused[wanted.version] = None
+            self._refused[pending.version] = None
             if len(self._refused) > _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self._warn(path, str(error))
         finally:
-            os.close(wanted.descriptor)
-            self._limiter(wanted.uid).spend(reading.cost_ns)
-        self._settle(wanted.pid, path, file)
+            os.close(pending.descriptor)
+            self._limiter(pending.uid).spend(reading.cost_ns)
+        self._settle(pending.pid, path, file)
         return [path] if file in self._probed else []
 
     def _is_tried_again(self, version: tuple[int, ...]) -> bool:
@@ -524,28 +524,28 @@ class Uprobes:
             del self._slow[next(iter(self._slow))]
         return True
 
-    def _attach(self, file: _File, wanted: _Wanted, offsets: Offsets) -> None:
+    def _attach(self, file: _File, pending: _PendingFile, offsets: Offsets) -> None:
         """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""
-        works = any(offsets[probe.symbol] for probe in self._probes_on(wanted.library) if probe.program == _WORKS)
+        works = any(offsets[probe.symbol] for probe in self._probes_on(pending.library) if probe.program == _WORKS)
         found = [
             (self._programs[probe.program_for(name)], offset, probe.returns)
-            for probe in self._probes_on(wanted.library)
+            for probe in self._probes_on(pending.library)
             if not (works and probe.program in _REPLACED_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
-        if not all(wanted.library.executes(offset) for _, offset, _ in found):
+        if not all(pending.library.executes(offset) for _, offset, _ in found):
             raise KernelError("its functions are not where its code is")
         at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         with contextlib.ExitStack() as undo:
             descriptors: list[int] = []
             for program, offset, returns in found:
-                descriptors.append(attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", offset, returns))
+                descriptors.append(attach_probe(program, f"/proc/self/fd/{pending.descriptor}", offset, returns))
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
-        self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
-        surely = bool(NCCL.search(wanted.library.path))
-        if _has_nccl(wanted.library.path) and len(self._with_nccl) < _MOST_FILES:
-            of = wanted.uid, wanted.library.path, os.dup(wanted.descriptor), wanted.library.executes
+        self._probed[file] = _Probed(pending.uid, pending.library.path, at_s, descriptors, self._calls)
+        surely = bool(NCCL.search(pending.library.path))
+        if _has_nccl(pending.library.path) and len(self._with_nccl) < _MOST_FILES:
+            of = pending.uid, pending.library.path, os.dup(pending.descriptor), pending.library.executes
             self._with_nccl.append(Library(file, *of, surely))
 
     def _probes_on(self, library: MappedLibrary) -> list[Probe]:
@@ -588,16 +588,16 @@ class Uprobes:
             self._warnings.append(text)
 
     def close(self) -> None:
-        for wanted in self._wanted.values():
-            if wanted.reading:
-                wanted.reading.close()
-            os.close(wanted.descriptor)
+        for pending in self._pending.values():
+            if pending.reading:
+                pending.reading.close()
+            os.close(pending.descriptor)
         for probed in self._probed.values():
             for descriptor in probed.descriptors:
                 os.close(descriptor)
         for library in self._with_nccl:
             os.close(library.descriptor)
-        self._wanted, self._probed, self._with_nccl = {}, {}, []
+        self._pending, self._probed, self._with_nccl = {}, {}, []
 
 
 def _begin(pid: int) -> _Watched:

@@ -120,7 +120,7 @@ INCIDENTS = Chapter(
             rows=20,
             shown=(
                 *("job", "since_ns", "until_ns", "cause", "culprit", "culprit_user", "sender", "receiver", "steps"),
-                *("ratio", "lost_ns", "usual_ns", "without_ns"),
+                *("ratio", "lost_ns", "baseline_ns", "without_ns"),
             ),
         ),
     ),

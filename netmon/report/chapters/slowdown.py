@@ -224,8 +224,8 @@ def _slowest_frames(study: Study) -> Frames:
     """The slowest iterations, and the verdict on each that was notably slow."""
     by = ["run", "job", "iteration"]
     times = need(study.times, NO_TIMES).merge(_baselines(study.ranks), on=by, how="left")
-    times = times.assign(times_usual=times["time_s"] / times["baseline_s"].where(times["baseline_s"] > 0))
-    slowest = times.sort_values(["times_usual", "time_s"], ascending=False, kind="stable").head(_MOST_SLOW)
+    times = times.assign(times_baseline=times["time_s"] / times["baseline_s"].where(times["baseline_s"] > 0))
+    slowest = times.sort_values(["times_baseline", "time_s"], ascending=False, kind="stable").head(_MOST_SLOW)
     ends = study.ranks.groupby(by)["end_ns"].max()
     # A job that began anew has a number again: it is the verdict on the one that ended next to it.
     said: dict[tuple[str, int], list[Verdict]] = {}
@@ -236,16 +236,16 @@ def _slowest_frames(study: Study) -> Frames:
         same = [one for one in said.get(key[1:], ()) if abs(one.end_ns - ends[key]) <= one.duration_ns]
         verdicts.append(min(same, key=lambda one: abs(one.end_ns - ends[key]), default=None))
     why = [sentence(one).partition(" because ")[2] or "not known" if one else "" for one in verdicts]
-    reported = [one.duration_ns / one.usual_ns if one and one.usual_ns else np.nan for one in verdicts]
-    slowest = slowest.assign(times_usual=pd.Series(reported, slowest.index).fillna(slowest["times_usual"]))
-    columns = [*by, "time_s", "times_usual", "cross_bytes", "level"]
+    reported = [one.duration_ns / one.baseline_ns if one and one.baseline_ns else np.nan for one in verdicts]
+    slowest = slowest.assign(times_baseline=pd.Series(reported, slowest.index).fillna(slowest["times_baseline"]))
+    columns = [*by, "time_s", "times_baseline", "cross_bytes", "level"]
     return {"slowest": slowest[columns].assign(cause=[cause_words(one) if one else "" for one in verdicts], why=why)}
 
 
 def _baselines(ranks: pd.DataFrame) -> pd.DataFrame:
     """The baseline of each iteration, as its verdict has it: baseline_s by run, job and iteration; 0: not known."""
     found = [
-        pd.DataFrame({"run": run, "job": job, "iteration": table["number"], "baseline_s": table["usual_ns"] / 1e9})
+        pd.DataFrame({"run": run, "job": job, "iteration": table["number"], "baseline_s": table["baseline_ns"] / 1e9})
         for (run,), rows in groups(ranks, "run")
         for job, table in step_times(rows).items()
     ]

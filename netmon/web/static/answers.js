@@ -52,7 +52,7 @@ function carried(node, jobs) {
   if (drawn.length !== node.children.length || drawn.some((one, at) => one !== node.children[at])) node.replaceChildren(...drawn);
 }
 
-const pace = (job) => `last ${duration(job.last_ns)} / usual ${job.usual_ns ? duration(job.usual_ns) : "not known"}`;
+const pace = (job) => `last ${duration(job.last_ns)} / usual ${job.baseline_ns ? duration(job.baseline_ns) : "not known"}`;
 
 function row(job, incident, open) {
   if (job.silent_ns > 0) return element("p", { class: "answer was" }, `${job.name}: no step since ${local(BigInt(job.end_ns))}; ${pace(job)}`);

@@ -83,7 +83,7 @@ export class StepChart {
     for (let at = 0; at < bars.took_ns.length; at++) {
       const left = this.x(this.begin + bars.start_ns[at]);
       const wide = (bars.took_ns[at] / this.span) * (width - LEFT);
-      const longer = bars.took_ns[at] >= NOTABLE * bars.usual_ns[at]; // and nobody has said why, or not yet
+      const longer = bars.took_ns[at] >= NOTABLE * bars.baseline_ns[at]; // and nobody has said why, or not yet
       const group = this.causes[bars.cause[at]]?.group ?? (longer ? "unknown" : "usual");
       slow += group !== "usual";
       c.fillStyle = colours[group];
@@ -92,9 +92,9 @@ export class StepChart {
     c.strokeStyle = colour("ink");
     c.setLineDash([5, 4]);
     c.beginPath();
-    for (let at = 0; at < bars.usual_ns.length; at++) {
-      c.lineTo(Math.max(this.x(this.begin + bars.start_ns[at]), LEFT), y(bars.usual_ns[at]));
-      c.lineTo(this.x(this.begin + bars.start_ns[at] + bars.took_ns[at]), y(bars.usual_ns[at]));
+    for (let at = 0; at < bars.baseline_ns.length; at++) {
+      c.lineTo(Math.max(this.x(this.begin + bars.start_ns[at]), LEFT), y(bars.baseline_ns[at]));
+      c.lineTo(this.x(this.begin + bars.start_ns[at] + bars.took_ns[at]), y(bars.baseline_ns[at]));
     }
     c.stroke();
     c.setLineDash([]);
@@ -102,7 +102,7 @@ export class StepChart {
     c.fillStyle = colour("ink");
     c.textBaseline = "middle";
     c.textAlign = "right";
-    const usual = bars.usual_ns[bars.usual_ns.length - 1];
+    const usual = bars.baseline_ns[bars.baseline_ns.length - 1];
     if (usual) c.fillText(duration(usual), LEFT - 6, Math.min(Math.max(y(usual), 8), room - 8));
     if (!usual || y(usual) > 26) c.fillText(duration(most / 1.06), LEFT - 6, 10);
     c.fillStyle = colour("line");
@@ -147,7 +147,7 @@ export class StepChart {
     if (found < 0 || since > bars.start_ns[found] + Math.max(bars.took_ns[found], near)) return null;
     const from = this.begin + bars.start_ns[found];
     const cause = this.causes[bars.cause[found]];
-    return { job: this.job, iteration: bars.number[found], from, at: from + bars.took_ns[found], duration_ns: bars.took_ns[found], usual_ns: bars.usual_ns[found], cause: cause?.name ?? "" };
+    return { job: this.job, iteration: bars.number[found], from, at: from + bars.took_ns[found], duration_ns: bars.took_ns[found], baseline_ns: bars.baseline_ns[found], cause: cause?.name ?? "" };
   }
 
   listen() {
@@ -169,7 +169,7 @@ export class StepChart {
         return this.mark(left, right);
       }
       const step = this.at(x);
-      plot.title = step ? `iteration ${step.iteration}: ${duration(step.duration_ns)}${step.usual_ns ? `, usual ${duration(step.usual_ns)}` : ""}${step.cause ? `: ${step.cause}` : ""}` : "";
+      plot.title = step ? `iteration ${step.iteration}: ${duration(step.duration_ns)}${step.baseline_ns ? `, usual ${duration(step.baseline_ns)}` : ""}${step.cause ? `: ${step.cause}` : ""}` : "";
     });
     plot.addEventListener("pointerup", (event) => {
       if (!drag) return;

@@ -50,7 +50,7 @@ export class Figures {
       const rows = [...reply.step_job.keys()].filter((row) => reply.step_job[row] === at);
       if (!rows.length) continue;
       const times = rows.map((row) => reply.step_ns[row]);
-      const dots = [rows.map((row) => reply.step_s[row]), rows.map((row, n) => (reply.step_held[row] ? null : times[n])), rows.map((row, n) => (reply.step_held[row] ? times[n] : null))];
+      const dots = [rows.map((row) => reply.step_s[row]), rows.map((row, n) => (reply.step_stalled[row] ? null : times[n])), rows.map((row, n) => (reply.step_stalled[row] ? times[n] : null))];
       const dot = (label, stroke) => ({ label, stroke, paths: () => null, points: { show: true, size: 4, fill: stroke }, value: (_, v) => (v === null ? "" : duration(v)) });
       parts.push(this.chart(`${job}: iteration time`, dots, [dot("not held up", catalogue.colours[1]), dot("held up", "#D55E00")], duration));
       parts.push(this.chart(`${job}: share of iterations that took at most so long`, ...this.cumulative(times), (v) => `${Math.round(100 * v)} %`, duration));

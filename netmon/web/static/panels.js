@@ -60,7 +60,7 @@ export async function step(node, catalogue, one, verdict) {
     show(verdict ?? reply.verdict,
       reply.path ? element("p", {}, reply.path) : "",
       reply.ranks.length ? table(["rank", "host", "took", "computed", "waited", "transfer", "held up"], reply.ranks.map((rank) =>
-        [`${rank.rank}`, rank.host, duration(rank.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
+        [`${rank.rank}`, rank.host, duration(rank.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "stalled_ns"].map((name) =>
           rank.known ? duration(rank[name]) : "?")]), 2) : "",
       ...(reply.groups?.length ? [element("h2", { class: "sub" }, "Groups of ranks in the minute before"),
         table(["group", "kind", "ranks", "in a step, per rank", "when", "waits"], reply.groups.map((one) => [one.group, one.kind, one.ranks, one.calls, one.when, one.waits]), 5)] : []));
@@ -70,7 +70,7 @@ export async function step(node, catalogue, one, verdict) {
 }
 
 function waterfall(verdict) {
-  const most = Math.max(verdict.duration_ns, verdict.usual_ns, 1);
+  const most = Math.max(verdict.duration_ns, verdict.baseline_ns, 1);
   let until = 0;
   const bar = (name, from, to, kind) => {
     const piece = element("i", { class: kind });

@@ -40,7 +40,7 @@ def judged(rows):
     """What the verdict on each iteration says, by job and number."""
     jobs = {job: steps_of_job(own) for job, own in rows.groupby("job")}
     return {
-        (job, number): judge(job, steps, no_link_totals(), number).usual_ns
+        (job, number): judge(job, steps, no_link_totals(), number).baseline_ns
         for job, steps in jobs.items()
         for number in np.unique(steps.number).tolist()
     }
@@ -49,25 +49,25 @@ def judged(rows):
 def test_top_why_the_report_and_the_verdict_say_the_same(data, judged, capsys, tmp_path):
     assert sum(ns > 0 for ns in judged.values()) >= 12
     past = DatasetPast(StoredRows(data)).steps()
-    assert {(job, step.number): step.usual_ns for job in past.jobs for step in steps_of(past, job)} == judged
+    assert {(job, step.number): step.baseline_ns for job in past.jobs for step in steps_of(past, job)} == judged
     assert main(["why", "--data", str(data), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["verdicts"]
     assert told
-    assert all(judged[one["job"], one["iteration"]] == one["usual_ns"] for one in told)
+    assert all(judged[one["job"], one["iteration"]] == one["baseline_ns"] for one in told)
     copied = shutil.copytree(
         data, tmp_path / "data", ignore=shutil.ignore_patterns("buckets")
     )  # a part of their columns
-    slowest = SLOWEST.tables(read_study(copied))["slowest"].dropna(subset="times_usual")
+    slowest = SLOWEST.tables(read_study(copied))["slowest"].dropna(subset="times_baseline")
     assert len(slowest)
     for one in slowest.itertuples():
-        assert one.time_s / one.times_usual == pytest.approx(judged[one.job, one.iteration] / 1e9)
+        assert one.time_s / one.times_baseline == pytest.approx(judged[one.job, one.iteration] / 1e9)
 
 
 def test_what_has_not_been_stored_yet_changes_nothing_of_what_has(rows, judged):
     """A viewer has the last iterations from snapshots, which tell of no foreign traffic, and the others as stored."""
     lately = rows.drop(columns="node_shared").groupby("job").tail(8)
     joined = joined_times(step_times(rows), step_times(lately))
-    assert {(job, one["number"]): one["usual_ns"] for job in joined for one in joined[job]} == judged
+    assert {(job, one["number"]): one["baseline_ns"] for job in joined for one in joined[job]} == judged
 
 
 def test_the_collector_looks_for_slow_iterations_by_the_same(rows, judged):
