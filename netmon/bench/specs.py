@@ -197,7 +197,7 @@ class Load:
     flows: int = _count(0, "flows alive on each host (as many as the rows need)")
     jobs: int = _count(1, "training jobs; neighbouring hosts are the ranks of one")
     seconds: int = _count(20, "seconds to send")
-    batches: int = _count(5, "batches of each agent in a second")
+    batches: int = _count(5, "batches of each agent in a second while somebody waits for them; else it is one")
     new_flows: int = _count(0, "flows that begin, and as many that end, on each host in a second (0)")
     cut: bool = option(False, "end the collector while the agents still send")
 

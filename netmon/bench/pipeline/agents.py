@@ -566,9 +566,8 @@ class _Agent:
         self.silent_s = 0.0
         self._load, self._host, self._epoch = load, host, epoch
         self._phase_s = host / load.hosts / load.batches
-        self._requests: list[tuple[float, int, int]] = [
-            (0.0, WIDTH_MS, 1)
-        ]  # since when, how wide, so many spans together
+        # Since when, how wide, so many spans together: as an agent does that is requested nothing.
+        self._requests: list[tuple[float, int, int]] = [(0.0, WIDTH_MS, self._together(0, 0))]
         self._ends: list[int] = []  # of each batch that was sent: the span after it
         self._acknowledged = 0
         self._answered_s = time.monotonic()
@@ -593,7 +592,7 @@ class _Agent:
             METHOD, request_serializer=None, response_deserializer=netmon_pb2.Acknowledgement.FromString
         )(wait_for_ready=True)
         await self._call.write(self._hello().SerializeToString())
-        await asyncio.wait_for(self._call.read(), _CONNECT_S)
+        self._take(await asyncio.wait_for(self._call.read(), _CONNECT_S))
 
     def _hello(self) -> netmon_pb2.AgentMessage:
         now_ns = round((time.monotonic() - self._epoch.mono_s) * 1e9)
@@ -663,11 +662,16 @@ class _Agent:
             self.report.acknowledged = end
         self._acknowledged = max(self._acknowledged, message.sequence)
         width = next((width for width in WIDTHS_MS if width * MS >= message.bucket_ns), WIDTHS_MS[-1])
-        together = max(1, -(-message.batch_ns // (self._load.span_ms * MS)))
-        most = MAX_ROWS * 1_000 // max(1, self._load.rows * self._load.span_ms)
-        together = max(1, min(together, most))  # of what would be more an agent makes two batches
+        together = self._together(message.batch_ns, message.within_ns)
         if (width, together) != self._requests[-1][1:]:
             self._requests.append((now, width, together))
+
+    def _together(self, batch_ns: int, within_ns: int) -> int:
+        """Spans of a batch: those of a second, fewer where somebody waits, more where there is too much."""
+        second_ns = SECOND_MS * MS
+        spans = -(-max(min(second_ns, within_ns or second_ns), batch_ns) // (self._load.span_ms * MS))
+        most = MAX_ROWS * 1_000 // max(1, self._load.rows * self._load.span_ms)  # an agent makes two batches of more
+        return max(1, min(spans, most))
 
     def _due(self, span: int) -> float:
         """When a span has ended, by this process' monotonic clock."""
