@@ -132,7 +132,10 @@ class Live:
                 except Exception as error:
                     self._failures.at_session(session, "what has settled", error)
         self.judging.tick(settled)
-        self.hangs.tick(newest)
+        try:
+            self.hangs.tick(newest)
+        except Exception as error:  # neither rows nor verdicts need it
+            self._failures.notice(f"hangs are incomplete: {type(error).__name__}: {error}", error)
 
     def _add_iterations(self, settled: Settled) -> list[PullRequest]:
         sessions = self._by_index

@@ -122,7 +122,12 @@ class Hangs:
         self._checked_ns = now_ns
         present, received = self._present(newest)
         for name in waiting:
-            self._check(name, self._jobs[name], present, received, now_ns)
+            try:
+                self._check(name, self._jobs[name], present, received, now_ns)
+            except Exception:  # rows, verdicts and other jobs do not need it
+                _log.exception(f"cannot judge what job {name} waits for")
+                del self._jobs[name]
+                self._show(name, ())
 
     def _take(self, rows: Columns, now_ns: int) -> None:
         names, sessions = self._tables.flows.jobs, self._tables.sessions

@@ -101,6 +101,18 @@ def test_a_hang_is_shown_and_stored_when_it_begins_and_when_it_is_over() -> None
     assert collector.hangs.current() == []
 
 
+def test_a_job_that_cannot_be_judged_is_left_out_and_the_others_go_on(monkeypatch, caplog) -> None:
+    collector = Collector()
+    with monkeypatch.context() as broken:
+        broken.setattr(Hangs, "_check", lambda *_: 1 // 0)
+        collector.stands_still()
+    assert "cannot judge what job job waits for" in caplog.text
+    assert not any(collector.shown)
+    assert not collector.stored
+    collector.stands_still()
+    assert [hang.rank for hang in collector.stored] == [2]
+
+
 def test_what_was_waited_for_once_is_waited_for_again() -> None:
     collector = Collector()
     collector.tell(0, 1, 8, WAITED)
