@@ -120,12 +120,15 @@ class BackpressurePolicy:
         """Rows/s that are taken in of it; 0: as they come."""
         return self._limits.get(session, 0.0)
 
+    def spread(self, sessions: int) -> None:
+        """So many agents are connected: what all of them send in a second is bounded, also before one of them sends."""
+        self._batch_ns = _batch_ns(sessions)
+
     def decide(self, sessions: Mapping[str, Sending], storing: Storing, now_s: float, busy: float = 0.0) -> None:
-        """Think it over, about once a second. sessions: those that are connected; busy: share of a core in use."""
+        """Think it over, about once a second. sessions: those that send; busy: share of a core in use."""
         self._steps = {name: step for name, step in self._steps.items() if name in sessions}
         self._limits = {name: limit for name, limit in self._limits.items() if name in sessions}
         self._blamed &= sessions.keys()
-        self._batch_ns = _batch_ns(len(sessions))
         # Whom we slow down ourselves is late for that; and one agent's slow network is not our load.
         own = [sending.behind_s for name, sending in sessions.items() if name not in self._limits]
         behind_s, before_s = median(own) if own else 0.0, self._behind_s
@@ -265,6 +268,7 @@ class Intake:
     def __init__(self, storing: Callable[[], Storing]) -> None:
         """Nobody is connected. storing(): how the disk does now."""
         self._coming: dict[str, _Coming] = {}
+        self._joined: set[str] = set()
         self._storing = storing
         self._backpressure = BackpressurePolicy()
         self._rows = 0  # that wait
@@ -329,8 +333,15 @@ class Intake:
         """Wait until everything that has come until now has been processed. One tick serves all who wait."""
         await self._ticked.wait()
 
+    def joined(self, session: str) -> None:
+        """It is connected, and may send."""
+        self._joined.add(session)
+        self._backpressure.spread(len(self._joined))
+
     def left(self, session: str) -> None:
         self._coming.pop(session, None)
+        self._joined.discard(session)
+        self._backpressure.spread(len(self._joined))
 
     def _decide(self, now: float) -> None:
         elapsed, self._decided_s = now - self._decided_s, now

@@ -113,6 +113,7 @@ class Registry:
             except Exception as error:
                 raise FailedSessionError(self.failures.at_hello(hello, error)) from error
         session.connect(hello.acknowledged, news)
+        self.intake.joined(hello.session)
         return session
 
     def _check_room(self, hello: Hello) -> None:

@@ -161,6 +161,8 @@ def test_rows_become_fine_again_where_a_busy_loop_bears_it() -> None:
 @pytest.mark.parametrize(("sessions", "batch_ns"), [(128, 0), (500, 500_000_000), (4_000, 1_000_000_000)])
 def test_many_agents_send_fewer_batches_from_the_start(sessions: int, batch_ns: int) -> None:
     load = Load({f"s{number}": 200.0 for number in range(sessions)})
+    load.policy.spread(sessions)
+    assert {load.policy.order(name) for name in load.rates} == {BackpressureRequest(0, batch_ns)}
     load.decide(0.1)
     assert {load.policy.order(name) for name in load.rates} == {BackpressureRequest(0, batch_ns)}
     assert load.policy.coarsened == 0
@@ -206,6 +208,16 @@ def test_a_session_waits_for_the_tick_alone() -> None:
         await asyncio.wait_for(waits, 60)
 
     asyncio.run(scenario())
+
+
+def test_who_connects_is_requested_fewer_batches_before_anybody_has_sent_one() -> None:
+    takes = Intake(lambda: CALM)
+    for number in range(500):
+        takes.joined(f"s{number}")
+    assert takes.order("s0") == BackpressureRequest(0, 500_000_000)
+    for number in range(400):
+        takes.left(f"s{number}")
+    assert takes.order("s499") == BackpressureRequest()
 
 
 class OneAgent:

@@ -508,7 +508,7 @@ FAREWELL_S = 60.0
 """For the last acknowledgements after the last batch."""
 
 _CONNECT_S = 120.0
-_LEAD_S = 0.5
+_LEAD_S = 1.5
 _EXCHANGES = 4  # in a burst
 _EXCHANGES_EVERY_S = 2
 _ON_THE_WAY_NS = 60_000
@@ -586,6 +586,7 @@ class _Agent:
             hello = self._hello()
             self._call = BusCall(bus, hello.hello.host, hello.hello.session)
             await self._call.begin(hello.SerializeToString())
+            self._begin_reading()
             return
         self._channel = grpc.aio.insecure_channel(address, options=AGENT_OPTIONS)
         self._call = self._channel.stream_stream(
@@ -593,6 +594,11 @@ class _Agent:
         )(wait_for_ready=True)
         await self._call.write(self._hello().SerializeToString())
         self._take(await asyncio.wait_for(self._call.read(), _CONNECT_S))
+        self._begin_reading()
+
+    def _begin_reading(self) -> None:
+        """What the collector requests of it is known before its first batch."""
+        self._answered_s, self._reading = time.monotonic(), asyncio.create_task(self._read())
 
     def _hello(self) -> netmon_pb2.AgentMessage:
         now_ns = round((time.monotonic() - self._epoch.mono_s) * 1e9)
@@ -605,8 +611,7 @@ class _Agent:
     async def send(self) -> None:
         """All batches, each when it is due."""
         spans = self._load.seconds * self._load.batches * (100 if self._load.cut else 1)
-        self._answered_s = time.monotonic()
-        self._reading = asyncio.create_task(self._read())
+        assert self._reading
         try:
             while self.report.sent < spans and not self._reading.done():
                 first, (width, together) = self.report.sent, self._wanted(self._due(self.report.sent))
