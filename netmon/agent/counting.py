@@ -314,7 +314,7 @@ class PrivilegedStart:
         if user:  # only root gives folders away, and writes to the cache of programs
             for folder in {settings.spool, settings.record_folder or settings.spool}:
                 give_folder(folder, user)
-            loader.prepare(self.geometry)
+            loader.keep_compiled(self.geometry)
         privileged = Privileged()
         keep_importable()
         privilege.become_unprivileged(user)

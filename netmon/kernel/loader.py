@@ -13,7 +13,7 @@ import socket
 import stat
 import subprocess
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.util import find_spec
@@ -80,9 +80,9 @@ class Image:
     named: Mapping[str, int]
     programs: tuple[Program, ...]
 
-    def load(self) -> dict[str, int]:
+    def load(self, without: Collection[str] = ()) -> dict[str, int]:
         """Makes the maps and loads the programs: descriptors by name, of programs and of named maps, the caller's to
-        close.
+        close. without: programs that are left out.
 
         Raises OSError with what the kernel refuses; nothing is left open then.
         """
@@ -91,7 +91,8 @@ class Image:
             for shape in self.maps:
                 opened.append(bpf_calls.map_create(shape))
             maps = np.array(opened, np.int32)
-            for program in self.programs:
+            programs = [program for program in self.programs if program.name not in without]
+            for program in programs:
                 opened.append(_load(program, maps))
         except BaseException:
             for descriptor in opened:
@@ -100,7 +101,7 @@ class Image:
         kept = {name: opened[index] for name, index in self.named.items()}
         for index in set(range(len(self.maps))) - set(self.named.values()):
             os.close(opened[index])  # the programs hold theirs
-        return kept | dict(zip((program.name for program in self.programs), opened[len(self.maps) :], strict=True))
+        return kept | dict(zip((program.name for program in programs), opened[len(self.maps) :], strict=True))
 
     def encode(self) -> bytes:
         """A line with the checksum of what follows, and JSON."""
@@ -384,6 +385,7 @@ PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 COLLECTIVE_PROGRAMS = ("nccl_queued", "nccl_moved", "nccl_arrived", "nccl_over")
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
+XDP_PROGRAMS = ("meter_xdp", XDP_FRAGS)
 
 
 METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
@@ -421,9 +423,10 @@ def source_text(source: str, structures: "dict[str, Any]") -> str:
     return (sources() / source).read_text() + assertions(structures)
 
 
-def load(geometry: Geometry) -> dict[str, int]:
+def load(geometry: Geometry, without: Collection[str] = ()) -> dict[str, int]:
     """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of socket creations and stops where
-    there is support, of verbs where there is a device. One log line names what is missing.
+    there is support, of verbs where there is a device. One log line names what is missing. without: programs that the
+    kernel need not verify, for nobody attaches them; they may be there all the same.
 
     What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
     seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
@@ -431,7 +434,7 @@ def load(geometry: Geometry) -> dict[str, int]:
     """
     require_serial_bottom_halves()
     key = image_key(geometry)
-    descriptors = _loaded_before(key) or _compiled_by_child(geometry, key)
+    descriptors = _loaded_before(key, without) or _compiled_by_child(geometry, key)
     if socket_events.NAMESPACE_MAP in descriptors:
         socket_events.choose_namespace(descriptors.pop(socket_events.NAMESPACE_MAP))
     return descriptors
@@ -465,6 +468,13 @@ def prepare(geometry: Geometry) -> None:
         os.close(descriptor)
 
 
+def keep_compiled(geometry: Geometry) -> None:
+    """A later load needs neither a compiler nor a folder that it can write to. Raises as load."""
+    key = image_key(geometry)
+    if not key or read_image(cache_folder(), key) is None:
+        prepare(geometry)
+
+
 def image_key(geometry: Geometry) -> str:
     """The same for the same programs: of all that they are made from, and by. Empty where something of it is not
     known.
@@ -493,7 +503,7 @@ def _compiler_version() -> str:
     return (Path(folders[0]) / "version.py").read_text()
 
 
-def _loaded_before(key: str) -> dict[str, int]:
+def _loaded_before(key: str, without: Collection[str]) -> dict[str, int]:
     """Descriptors; none where nothing is kept under the key, or the kernel does not take it."""
     image = read_image(cache_folder(), key) if key else None
     if not image:
@@ -501,7 +511,7 @@ def _loaded_before(key: str) -> dict[str, int]:
     keep_image(cache_folder(), collectives_key(key))
     lift_memory_limit()
     try:
-        return image.load()
+        return image.load(without)
     except (OSError, KernelError, IndexError) as error:  # the compiler's way says why, where it fails as well
         log.info("compiling the BPF programs anew: the kernel does not take those in %s: %s", cache_folder(), error)
         return {}

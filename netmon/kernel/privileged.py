@@ -194,7 +194,7 @@ class _Server:
 
     def _start(self, request: Start, descriptors: list[int]) -> dict[str, Any]:
         geometry = choose_geometry(request.bucket_ns, len(request.interfaces), request.flows)
-        self._programs = loader.load(geometry)
+        self._programs = loader.load(geometry, () if request.hook == "xdp" else loader.XDP_PROGRAMS)
         if loader.STEP_PROGRAMS[0] in self._programs:
             self._uprobes = Uprobes(self._programs)
             if wanted := TRANSFERS.index(request.transfers):
