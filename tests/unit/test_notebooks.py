@@ -3,10 +3,8 @@
 
 from pathlib import Path
 
-import nbformat
 import pytest
 import synthetic_dataset
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 BOOKS = ROOT / "docs/notebooks"
@@ -21,6 +19,9 @@ def sweep(tmp_path_factory) -> Path:
 
 def run(name: str, monkeypatch, folder: Path, **variables: str) -> list[dict]:
     """What the cells show, by type."""
+    import nbformat  # takes two seconds, of each process that collects the tests
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

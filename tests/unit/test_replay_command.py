@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`netmon replay` as its user sees it: what it writes, and how it refuses."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 import pytest
 from captures import EPOCH_NS, HOST, PEER, pcap, refused, replay, segment, table
 
-FRAMES = [(i * 1_000_000, segment(100 + i, i % 4 > 0)) for i in range(2000)]
+
+@functools.cache
+def frames_of_two_seconds() -> list[tuple[int, bytes]]:
+    return [(i * 1_000_000, segment(100 + i, i % 4 > 0)) for i in range(2000)]
 
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Path:
-    return pcap(tmp_path / "c.pcap", FRAMES)
+    return pcap(tmp_path / "c.pcap", frames_of_two_seconds())
 
 
 def test_the_four_tables(capture: Path, tmp_path: Path) -> None:
@@ -22,8 +26,8 @@ def test_the_four_tables(capture: Path, tmp_path: Path) -> None:
     done = replay(capture, "--data", data, "--host", "node1", "--address", HOST, "--bucket", "1ms")
     assert done.returncode == 0, done.stderr
     buckets, flows, ledger = (table(data, name) for name in ("buckets", "flows", "ledger"))
-    assert buckets["bucket_start_ns"].tolist() == [EPOCH_NS + time_ns for time_ns, _ in FRAMES]
-    assert buckets["wire_bytes"].sum() == sum(len(frame) for _, frame in FRAMES)
+    assert buckets["bucket_start_ns"].tolist() == [EPOCH_NS + time_ns for time_ns, _ in frames_of_two_seconds()]
+    assert buckets["wire_bytes"].sum() == sum(len(frame) for _, frame in frames_of_two_seconds())
     assert buckets["payload_bytes"].sum() == sum(100 + i for i in range(2000))
     assert set(buckets["host"]) == {"node1"}
     assert flows[["src", "dst", "direction", "class"]].astype(str).to_numpy().tolist() == [
@@ -47,7 +51,10 @@ def test_the_user_says_which_flows_are_the_trainings(tmp_path: Path) -> None:
 
 
 def test_the_host_is_guessed_and_the_guess_is_said(tmp_path: Path) -> None:
-    frames = [*FRAMES, (2_000_000_000, segment().replace(bytes([198, 18, 1, 2]), bytes([198, 18, 1, 3])))]
+    frames = [
+        *frames_of_two_seconds(),
+        (2_000_000_000, segment().replace(bytes([198, 18, 1, 2]), bytes([198, 18, 1, 3]))),
+    ]
     done = replay(pcap(tmp_path / "c", frames), "--data", tmp_path / "data")
     assert f"taking {HOST} to be the host: in 100% of the first 2001 frames; if that is wrong" in done.stderr
     assert done.returncode == 0
@@ -81,11 +88,11 @@ def spoilt(folder: Path, what: str) -> Path:
     elif what == "folder":
         path.mkdir()
     elif what == "header only":
-        path.write_bytes(pcap(path, FRAMES).read_bytes()[:20])
+        path.write_bytes(pcap(path, frames_of_two_seconds()).read_bytes()[:20])
     elif what == "first packet torn":
-        path.write_bytes(pcap(path, FRAMES).read_bytes()[:60])
+        path.write_bytes(pcap(path, frames_of_two_seconds()).read_bytes()[:60])
     elif what == "wireless":
-        pcap(path, FRAMES, link=127)
+        pcap(path, frames_of_two_seconds(), link=127)
     return path
 
 
