@@ -179,10 +179,12 @@ def test_no_job_is_hidden_and_one_that_is_long_over_goes(monkeypatch):
 
 def test_a_job_of_many_ranks_keeps_bounded_tables():
     jobs = Jobs(0)
+    hosts = {rank: f"h{rank}" for rank in range(1000)}
+    columns = {name: np.repeat([value], 1000) for name, value in tally()._asdict().items()}
     for number in range(30):
-        for rank in range(1000):
-            ended(jobs, f"h{rank}", iteration(number, rank)._replace(size=1000))
-            accounted(jobs, iteration(number, rank)._replace(size=1000), tally())
+        rows = iteration_rows([(rank, iteration(number, rank)._replace(size=1000)) for rank in hosts])
+        jobs.add_ended(hosts, rows)
+        jobs.add_accounts(Accounted(rows, columns))
     (view,) = jobs.views()
     assert (view.size, view.iteration, len(view.ranks)) == (1000, 29, 1000)
     assert 16 <= len(view.durations_ns) <= 30
