@@ -155,6 +155,7 @@ _OF_TABLE = {
     ("hangs", "rank"): "rank that is missing; −1: none",
     ("hangs", "reported_ns"): "when it was reported",
     ("verdicts", "error_ns"): "bound of the shares' error: normal spread and clocks",
+    ("iterations", "iteration"): "number of the iteration in its job; −1: it was before the first that all ranks count",
     ("iterations", "error_ns"): "bound of the error of the iteration's times",
 }
 
