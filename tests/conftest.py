@@ -42,6 +42,9 @@ BESIDE_OTHERS = tuple(
         *(f"lab/test_{name}" for name in ("hook", "optimizers", "rank_probes")),
     )
 )
+# Horovod's ranks agree a thousand times a second what to reduce, which takes most of a core of each of them.
+os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")  # ms
+
 settings.register_profile(
     "busy", deadline=None, derandomize=same_examples, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -100,6 +103,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("NETMON_REQUIRE_KERNEL") == "1":
         pytest.fail(f"NETMON_REQUIRE_KERNEL=1, but kernel tests cannot run here: {reason}", pytrace=False)
     pytest.skip(f"kernel tests cannot run here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def as_horovod_is() -> Iterator[None]:
+    """Its cycle is a millisecond, and its ranks are as busy while they wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HOROVOD_CYCLE_TIME")
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from netmon.lab.training import Training, horovod_python
 from netmon.views import Hang, Hung, Selection
 from netmon.wire.watch import watch_once
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("as_horovod_is")]
 
 RANKS, STEP = 3, 40
 SCRIPT = Path(__file__).with_name("hanging.py")

@@ -10,7 +10,7 @@ from netmon.lab.record import Run, utc_minus_mono_ns
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("as_horovod_is")]
 
 RANKS = (0, 1, 2)
 MILLISECOND, SECOND = 1_000_000, 1_000_000_000
