@@ -306,6 +306,8 @@ class Intake:
 
     def add_waiting(self, session: str, rows: int, horizon_ns: int, batches: int = 1) -> None:
         """Batches wait for the tick; horizon_ns: of the last one."""
+        if session not in self._joined:  # of a bus: it had fallen silent
+            self.joined(session)
         coming = self._coming.setdefault(session, _Coming())
         coming.rows, coming.batches = coming.rows + rows, coming.batches + batches
         coming.horizon_ns = horizon_ns

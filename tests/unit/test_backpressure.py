@@ -218,6 +218,9 @@ def test_who_connects_is_requested_fewer_batches_before_anybody_has_sent_one() -
     for number in range(400):
         takes.left(f"s{number}")
     assert takes.order("s499") == BackpressureRequest()
+    for number in range(400):
+        takes.add_waiting(f"s{number}", 1, 1)
+    assert takes.order("s499") == BackpressureRequest(0, 500_000_000)
 
 
 class OneAgent:
