@@ -69,7 +69,7 @@ def missing_for_tensorflow_tests() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.nodeid.startswith("tests/unit/"))  # the longest last scope is short
+    items.sort(key=lambda item: item.nodeid.startswith("tests/unit/"))  # so that all workers end alike
     optional = [item for item in items if item.get_closest_marker("tensorflow")]
     if optional and missing_for_tensorflow_tests():
         items[:] = [item for item in items if item not in optional]

@@ -302,15 +302,8 @@ class Rewinding:
         near = [one for one in same if one.start_ns < verdict.end_ns and verdict.start_ns < one.end_ns]
         found = step_of(near, verdict.iteration, verdict.start_ns)
         about = Step(
-            *(
-                verdict.job,
-                verdict.iteration,
-                verdict.start_ns,
-                verdict.end_ns,
-                verdict.duration_ns,
-                verdict.baseline_ns,
-            ),
-            *(verdict.relative, verdict),
+            *(verdict.job, verdict.iteration, verdict.start_ns, verdict.end_ns),
+            *(verdict.duration_ns, verdict.baseline_ns, verdict.relative, verdict),
         )
         self.step = found or about
         return self.step
