@@ -78,7 +78,7 @@ class TransportLooks:
         self._answered: list[Table] = []
         self.elsewhere: list[Endpoint] = []
         """Connections that the privileged part is to look up: they may be in other network namespaces."""
-        self._limiter = TimeLimiter(share=0.001, burst_ns=10_000_000)
+        self._limiter = TimeLimiter(share=0.003, burst_ns=20_000_000)
 
     def count(self, rows: Table) -> None:
         """rows: dtype BUCKET or COARSE, of a batch."""

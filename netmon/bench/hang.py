@@ -112,7 +112,7 @@ class Outcome:
             "right_collective": self.right_collective,
             "ended_itself": self.ended_itself,
             "what": hang.what.name.lower() if hang else None,
-            "reported": _words(hang) if hang else None,
+            "reported": words(hang) if hang else None,
         }
 
 
@@ -170,7 +170,7 @@ class HangResult:
             if each.ended_itself and not each.hang:
                 yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself"
             elif not (each.right_rank and each.right_collective):
-                said = f"reported: {_words(each.hang)}" if each.hang else "nothing reported"
+                said = f"reported: {words(each.hang)}" if each.hang else "nothing reported"
                 yield f"{one.run}, {one.kind} of rank {one.rank}, before {each.sequence}: {said}"
         yield from self.failed
         if self.interrupted:
@@ -190,7 +190,7 @@ def _sum(own: Sequence[Outcome]) -> KindResult:
     )
 
 
-def _words(hang: Hang) -> str:
+def words(hang: Hang) -> str:
     from netmon.dl.hangs import line
     from netmon.units import format_moment
 
@@ -281,7 +281,7 @@ class _Run:
                 break
             own = [each for each in outcomes if each.begun_ns <= reported_ns <= each.ended_ns]
             if not own:
-                self._result.false.append(_words(hang))
+                self._result.false.append(words(hang))
             elif own[0].hang is None:
                 own[0].hang = hang
 
@@ -389,7 +389,7 @@ def _disk(folder: Path) -> Iterator[Path]:
 # --- All runs.
 
 
-def _ranks(trainer: str) -> int:
+def ranks_of(trainer: str) -> int:
     return _SPLIT.get(trainer, _RANKS)
 
 
@@ -408,7 +408,7 @@ def plan(spec: HangSpec) -> list[list[Injection]]:
             kinds.append(min(able, key=lambda kind: counts[kind]))
             counts[kinds[-1]] += 1
         name = f"hang-{number}-{trainer}"
-        runs.append([Injection(name, trainer, kind, int(random.integers(_ranks(trainer)))) for kind in kinds])
+        runs.append([Injection(name, trainer, kind, int(random.integers(ranks_of(trainer)))) for kind in kinds])
     return [each for each in runs if each]
 
 
@@ -420,7 +420,7 @@ def measure(spec: HangSpec, progress: Progress = silent) -> HangResult:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-hang-")))
         folder.chmod(0o755)
         (folder / "log").mkdir()
-        hosts = max(map(_ranks, spec.trainers))
+        hosts = max(map(ranks_of, spec.trainers))
         ring = tuple(range(hosts))
         own = RunSpec(folder / "data", hosts=hosts, ring=ring, cross=(), cross_load=0.0, stream_ns=1_000_000)
         testbed = stack.enter_context(network(hosts, own.rate_bps))
@@ -429,7 +429,7 @@ def measure(spec: HangSpec, progress: Progress = silent) -> HangResult:
         def do(some: list[Injection]) -> None:
             first = some[0]
             training = RunSpec(
-                *(folder / "data", first.trainer, hosts, ring[: _ranks(first.trainer)], ()),
+                *(folder / "data", first.trainer, hosts, ring[: ranks_of(first.trainer)], ()),
                 cross_load=0.0,
                 job=first.run,
                 parameters=200_000,

@@ -348,6 +348,13 @@ class HangSpec(Spec):
         None, "trainer; repeatable, runs take turns (all of them)", action="append", choices=HANG_TRAINERS
     )
     seed: int = option(1, "seed of what is random (%(default)s)", type=int)
+    undisturbed: float = option(
+        0.0, "instead: so many hours of training in which nothing hangs", type=float, metavar="HOURS"
+    )
+
+    @property
+    def measured_by(self) -> str:
+        return "undisturbed:measure" if self.undisturbed else "hang:measure"
 
     @property
     def trainers(self) -> tuple[str, ...]:
@@ -361,6 +368,7 @@ class HangSpec(Spec):
         unknown = [kind for kind in self.wanted if kind not in HANG_KINDS]
         return [
             (self.runs < 1, f"cannot measure in {self.runs} runs: give --runs 1 or more"),
+            (self.undisturbed < 0, f"cannot measure for {self.undisturbed:g} hours: give --undisturbed more than 0"),
             (bool(unknown), f"cannot do {' or '.join(unknown)}: choose from {', '.join(HANG_KINDS)}"),
         ]
 

@@ -30,6 +30,7 @@ EXAMPLES = """\
   netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of each
   netmon bench hang                training that is made to hang, and what is reported of it (a minute per run)
   netmon bench hang --runs 30 --kinds stop,kill,host --trainer fsdp --trainer pipeline --json
+  netmon bench hang --undisturbed 8  hours of training in which nothing hangs: nothing should be reported
   netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
                                    two workers compared with one: the same batches, the same CPU for each worker
   netmon bench inference out/one   the same on what `netmon lab run --data out/one` recorded

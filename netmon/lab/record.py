@@ -146,11 +146,14 @@ class Record:
 _Numbers = npt.NDArray[np.int64]
 _MOMENTS = (
     *("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns", "interrupted"),
-    "timeouts",
+    *("timeouts", "busiest_bytes"),
 )
 MOMENTS = np.dtype([(name, "<i8") for name in _MOMENTS])
 """One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment;
-timeouts: how often a timer of TCP had run out on its host until then, after a loss."""
+timeouts: how often a timer of TCP had run out on its host until then, after a loss; busiest_bytes: what the ranks that
+exchanged most had to send or receive; 0: as much in each iteration."""
+
+_MOST_OF = 0.9  # of undisturbed iterations: others may have been disturbed by something
 
 
 class Run:
@@ -210,7 +213,7 @@ class Run:
             path = self.folder / f"rank-{rank}.csv"
             found = np.loadtxt(path, dtype=np.int64, delimiter=",", skiprows=1, ndmin=2)
             table: Table = np.zeros(len(found), MOMENTS)
-            for name, values in zip(_MOMENTS, found.T, strict=False):  # older runs have no timeouts
+            for name, values in zip(_MOMENTS, found.T, strict=False):  # older runs have fewer
                 table[name] = values
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read the truth of rank {rank}: {error}") from None
@@ -267,6 +270,7 @@ class Truth:
     lasted_ns: _Numbers
     injections: tuple[dict[str, Any], ...]
     timeouts: _Numbers | None = None  # (iterations,): how often TCP's timers ran out on the ranks' hosts in each
+    busiest_bytes: _Numbers | None = None  # (iterations,): of the ranks that exchanged most; None: as much in each
 
     @property
     def median_ns(self) -> float:
@@ -288,6 +292,17 @@ class Truth:
         quiet[0] = False
         return quiet if quiet.any() else ~quiet
 
+    @cached_property
+    def more_ns(self) -> npt.NDArray[np.float64]:
+        """(iterations,): how much longer each takes than a typical one because more is exchanged in it; less than 0:
+        less. By a straight line through the iterations that nothing was done to, but for the longest."""
+        if self.busiest_bytes is None:
+            return np.zeros(len(self.lasted_ns))
+        fit = self.quiet & (self.lasted_ns <= np.quantile(self.undisturbed, _MOST_OF))
+        beyond = self.busiest_bytes - np.median(self.busiest_bytes[fit])
+        found: npt.NDArray[np.float64] = max(0.0, np.polyfit(beyond[fit], self.lasted_ns[fit], 1)[0]) * beyond
+        return found
+
     def hit(self, injection: dict[str, Any]) -> npt.NDArray[np.intp]:
         """Iterations that were under way while it lasted."""
         until = injection["end_ns"] or np.iinfo(np.int64).max
@@ -308,8 +323,10 @@ def read_truth(data: Path) -> Truth:
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
     total = np.sum([rank["timeouts"][:whole] for rank in ranks], axis=0)
     timeouts = np.diff(total, prepend=total[:1])
+    busiest = ranks[0]["busiest_bytes"][:whole]
     if not numbered:
-        begins, ends, timeouts = [each[:-1] for each in begins], [each[1:] for each in ends], timeouts[1:]
+        begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
+        timeouts, busiest = timeouts[1:], busiest[1:]
     start, end = np.min(begins, axis=0), np.max(ends, axis=0)
     lasted = np.max(np.subtract(ends, begins), axis=0)
     described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
@@ -317,7 +334,8 @@ def read_truth(data: Path) -> Truth:
         if each["cause"] == Cause.CHANGE.name.lower():  # it is not undone: its iterations are those from there on
             each["end_ns"] = None
     start, end = start + run.to_utc_ns, end + run.to_utc_ns
-    return Truth(run.job, spec["trainer"], start, end, lasted, described, timeouts)
+    varies = busiest if busiest.any() else None
+    return Truth(run.job, spec["trainer"], start, end, lasted, described, timeouts, varies)
 
 
 def _other_ends(injection: dict[str, Any], run: Run) -> list[str]:

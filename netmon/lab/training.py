@@ -24,7 +24,6 @@ BUILD = ("bash", str(_HERE / "build_horovod.sh"))
 _FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
 RING_JOB, NCCL_JOB = "ring", "nccl"
 TIMELINE = "timeline.json"
-_DDP_PORT = 29400
 _SCRIPTS = {
     "horovod": ("horovod_torch.py",),
     "horovod-tensorflow": ("horovod_tensorflow.py", "--loop", "graph"),
@@ -76,7 +75,7 @@ class Training(AbstractContextManager["Training"]):
     ) -> None:
         """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
 
-        port: on which the ranks of the lab's own trainer listen, for jobs that share a host. pace: the file in
+        port: on which ranks listen, or PyTorch's and JAX' rank 0, for jobs that share a host. pace: the file in
         which tells them when to begin (netmon.lab.trainers.ring). hangs: the file that tells a rank of real training to
         stand still (netmon.lab.trainers.script).
         """
@@ -179,16 +178,16 @@ class Training(AbstractContextManager["Training"]):
                 "WORLD_SIZE": str(size),
                 "LOCAL_RANK": "0",
                 "MASTER_ADDR": first.address,
-                "MASTER_PORT": str(_DDP_PORT),
+                "MASTER_PORT": str(self._port),
                 "GLOO_SOCKET_IFNAME": INTERFACE,
                 "OMP_NUM_THREADS": "1",
             }
             trace = ["--profile", str(self._folder / f"rank-{rank}.pt.trace.json")] if self._spec.profile else []
             self._start_rank(rank, [*command, *trace], {**environment, **named})
-        return job or f"{first.address}:{_DDP_PORT}"
+        return job or f"{first.address}:{self._port}"
 
     def _start_jax(self, python: str) -> str:
-        coordinator = f"{self._hosts[0].address}:{_DDP_PORT}"
+        coordinator = f"{self._hosts[0].address}:{self._port}"
         compute = ["--compute", str(self._spec.compute_ns / 1e9)]
         command = [python, str(_TRAINERS / "jax_script.py"), *self._model(), *compute]
         named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}

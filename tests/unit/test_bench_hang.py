@@ -4,11 +4,13 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from netmon.bench.hang import HangResult, Injection, Outcome, plan
 from netmon.bench.result import document
 from netmon.bench.specs import HANG_KINDS, HANG_TRAINERS, HangSpec
+from netmon.bench.undisturbed import UndisturbedResult, pauses
 from netmon.errors import UsageError
 from netmon.views import Hang, Hung
 
@@ -73,3 +75,28 @@ def test_the_result_says_what_was_not_right() -> None:
     assert found["kinds"]["sleep"]["reported"] == 1
     assert found["kinds"]["sleep"]["delay_s_median"] == 3.0
     assert found["outcomes"][1]["reported"] is None
+
+
+def test_an_undisturbed_training_has_pauses_that_its_ranks_make_themselves() -> None:
+    some = [pauses(np.random.default_rng(seed), 3) for seed in range(20)]
+    kinds = Counter(one.kind for each in some for one in each)
+    assert set(kinds) == {"late", "evaluate", "checkpoint", "gc", "batch"}
+    for each in some:
+        assert [(one.kind, one.at, one.rank) for one in each[:3]] == [("late", 1, 0), ("late", 1, 1), ("late", 1, 2)]
+        assert len({one.at for one in each}) == len(each) - 2
+        # A rank that sleeps for longer is one that others wait for in vain, as far as anybody can say.
+        assert all(one.duration_ns <= 2 * S for one in each if one.kind == "late" and one.strength < 1)
+        assert max(one.duration_ns for one in each) <= 30 * S
+
+
+def test_what_is_shown_of_undisturbed_training() -> None:
+    result = UndisturbedResult({"ddp": 1.5}, {"ddp": 9}, {"evaluate": 3, "debugger": 2}, ["line"], ["ddp-2: why"], True)
+    assert [str(line) for line in result.shown()][1:] == [
+        "pauses: 2 debugger, 3 evaluate",
+        "reported: 1 in 1.50 hours",
+        "line",
+        "ddp-2: why",
+        "interrupted: this is what was there",
+    ]
+    assert HangSpec().measured_by == "hang:measure"
+    assert HangSpec(undisturbed=8).measured_by == "undisturbed:measure"

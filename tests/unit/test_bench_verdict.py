@@ -75,6 +75,22 @@ def test_an_iteration_that_two_injections_met_is_no_measure_of_either():
     assert [(each.kind, each.outcome) for each in outcomes] == [("loss", "right"), ("late", "no effect")]
 
 
+def test_an_iteration_that_exchanges_more_is_held_against_one_that_exchanges_as_much():
+    def outcome(more):
+        sent = np.array([10, 9, 10, 11, 8, 12, 10, 10 + more, 10, 9, 11, 10]) * 1_000_000
+        durations = (USUAL + (sent - 10_000_000) * 0.05 * USUAL / 1_000_000).astype(np.int64)
+        durations[7] = 1.6 * USUAL
+        ends = np.cumsum(durations)
+        loss = injected("loss", "loss", int(ends[6]) + 1, int(ends[7]) - 1)
+        truth = Truth("ring", "ring", ends - durations, ends, durations, (loss,), None, sent)
+        [found] = score("run", truth, [])[0]
+        return found.outcome, round(found.excess_ns / USUAL, 2)
+
+    assert outcome(more=0) == ("missed", 0.6)
+    assert outcome(more=5) == ("missed", 0.35)
+    assert outcome(more=8) == ("no effect", 0.2)
+
+
 def injected(kind, cause, begin, end, **more):
     blank = {"host": "", "hosts": [], "rank": None, "processes": [], "job": ""}
     return {**blank, "kind": kind, "cause": cause, "start_ns": begin, "end_ns": end, **more}

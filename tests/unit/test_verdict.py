@@ -446,6 +446,8 @@ def test_without_rows_nobody_is_accused():
     verdict = run.judged(carried=False)
     assert (verdict.cause, verdict.culprit, verdict.unknown_ns) == (Cause.UNKNOWN, "", verdict.excess_ns)
     assert sentence(verdict).endswith("; the cause is not known")
+    more = replace(verdict, transfer_ns=verdict.excess_ns * 3 // 4, unknown_ns=verdict.excess_ns // 4)
+    assert "; there was more to transfer, which took " in sentence(more)
 
 
 def test_what_the_marks_do_not_tell_the_traffic_does():

@@ -5,7 +5,8 @@ Of an injection, the iteration counts that it made longest by the trainers' own 
 each that it made long counts. One that another injection met, too, is no measure of either. No verdict is requested
 where it is not known to be the injection's doing:
 
-* it took less than SCORED_FROM × the baseline, or one of twenty undisturbed iterations took as long;
+* it took less than SCORED_FROM × the baseline, or one of twenty undisturbed iterations took as long; where ranks do not
+  exchange as much in each, less than that with the bytes of a typical one;
 * it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;
 * a rank was kept from a CPU for half of what it took longer and nothing was done to its CPUs, or was not where
   something was.
@@ -80,7 +81,7 @@ class Outcome:
     outcome: str  # RIGHT, …
     at_ns: int  # UTC, when it began
     baseline_ns: float
-    excess_ns: float  # of the iteration that it made longest
+    excess_ns: float  # of the iteration that it made longest, beyond what it takes with the bytes it exchanged
     judged_share_ns: float | None  # of the same iteration, that was given to this cause
     judged_after_ns: int | None  # the iteration's end
     injection: Mapping[str, Any]
@@ -176,8 +177,9 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
         return hit[middle > injection["start_ns"]][:1].tolist()  # type: ignore[no-any-return]
     least = max(SCORED_FROM * truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
     lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
-    long = hit[truth.lasted_ns[hit] >= least] if lasts else hit[:0]
-    counted: list[int] = (long if len(long) else hit[[truth.lasted_ns[hit].argmax()]]).tolist()
+    as_much = truth.lasted_ns - truth.more_ns
+    long = hit[as_much[hit] >= least] if lasts else hit[:0]
+    counted: list[int] = (long if len(long) else hit[[as_much[hit].argmax()]]).tolist()
     return counted
 
 
@@ -193,20 +195,21 @@ def _outcome(
     lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else baseline
     if injection["cause"] == CHANGE and iteration >= 0:
         lasted = float(np.median(truth.lasted_ns[truth.hit(dict(injection))]))
+    as_much = lasted - (float(truth.more_ns[iteration]) if iteration >= 0 else 0.0)  # with the bytes of a typical one
     verdict = _of_iteration(truth, iteration, verdicts) if iteration >= 0 else None
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING
     share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
     after = int(verdict["reported_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("reported_ns") else None
-    stands_out = lasted >= SCORED_FROM * baseline and lasted > undisturbed
+    stands_out = min(lasted, as_much) >= SCORED_FROM * baseline and lasted > undisturbed
     differ = 0.0 if cause in NETWORK else SCATTERS * (baseline - float(np.quantile(truth.undisturbed, 0.16)))
-    stands_out &= lasted - baseline >= differ
-    stands_out &= _by_cpus(injection, iteration, kept, lasted - baseline)
+    stands_out &= as_much - baseline >= differ
+    stands_out &= _by_cpus(injection, iteration, kept, as_much - baseline)
     lost = verdict is not None and cause not in (NOTHING, *NETWORK) and _was_lost(truth, verdict)
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
         NO_EFFECT if lost else judged(cause, said, stands_out, injection, verdict),
-        *(int(injection["start_ns"]), baseline, lasted - baseline, share, after),
+        *(int(injection["start_ns"]), baseline, as_much - baseline, share, after),
         injection,
         verdict,
         undisturbed,

@@ -12,7 +12,7 @@ from netmon.views import CAUSES, OF_SHARE, Cause, Incident, RankTimes, Verdict
 
 _LEAST_NS = 1_000  # of a share that is worth a line: less is what rounding left
 _ALIKE = 0.1  # of the longer one: ends of an interval that are as far from its middle
-_WORTH_A_WORD = 0.25  # of the excess
+_WORTH_A_WORD, _MOST = 0.25, 0.5  # of the excess
 
 
 def cause_words(verdict: Verdict) -> str:
@@ -112,6 +112,8 @@ def place(found: Verdict | Incident) -> dict[str, object]:
 
 
 def _reason(verdict: Verdict) -> str:
+    if not verdict.cause and verdict.transfer_ns >= _MOST * verdict.excess_ns:
+        return f"{OF_SHARE['transfer'].line}, which took {format_duration(verdict.transfer_ns)}"
     about = CAUSES[verdict.cause]
     return about.reason.format(
         **place(verdict),

@@ -28,8 +28,10 @@ from torch_script import build_model, torch_hangs  # type: ignore[import-not-fou
 
 _FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS, _BLOCKS = 4, 4, 2, 4
 _WIDTH = 64
+_EXCHANGES, _FLOAT = 4, 4  # of a layer of experts, there and back in both passes; bytes
 
-Step = Callable[[], object]
+Step = Callable[[], int | None]
+"""Returns busiest_bytes, as IterationLog.add has it; None: as much in each step."""
 
 
 class Calls:
@@ -145,15 +147,18 @@ def experts(parameters: int, compute_s: float) -> Step:
     weight = torch.ones(1, requires_grad=True)
     each, pause_s = parameters // (2 * size * _EXPERT_LAYERS), compute_s / (4 * _EXPERT_LAYERS)
 
-    def step() -> None:
-        weight.grad, mean = None, weight
+    def step() -> int:
+        weight.grad, mean, busiest = None, weight, 0
         for _ in range(_EXPERT_LAYERS):
             counts = (torch.rand(size, size, generator=router) * 2 * each).int()  # the same for all: [from, to]
             sent, taken = counts[rank].tolist(), counts[:, rank].tolist()
+            away = counts.clone().fill_diagonal_(0)
+            busiest += _EXCHANGES * _FLOAT * int(max(away.sum(0).max(), away.sum(1).max()))
             tokens = Exchange.apply(mean.expand(sum(sent)), sent, taken, pause_s)
             mean = Exchange.apply(tokens, taken, sent, pause_s).mean()
         mean.backward()
         dist.all_reduce(shared)
+        return busiest
 
     return step
 
@@ -247,8 +252,8 @@ def main() -> None:
         for iteration in range(args.iterations):
             calls.first_ns, start = 0, time.monotonic_ns()
             pauses.be_late(iteration)
-            step()
-            log.add(iteration, start, calls.first_ns, calls.last_ns, time.monotonic_ns())
+            busiest = step() or 0
+            log.add(iteration, start, calls.first_ns, calls.last_ns, time.monotonic_ns(), busiest_bytes=busiest)
             pauses.keep(iteration + 1, lambda: dist.all_reduce(metric))
             hangs.keep(iteration + 1)
     dist.destroy_process_group()

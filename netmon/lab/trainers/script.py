@@ -71,7 +71,7 @@ def gradient_times_ns(layers: int, compute_ns: int, backward_share: float) -> li
 
 # --- The truth about a rank's iterations.
 
-COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted,timeouts"
+COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted,timeouts,busiest_bytes"
 
 
 _LONGER_NS = 150_000_000  # TCP's timers run for 200 ms at least
@@ -121,9 +121,17 @@ class IterationLog:
         self._timeouts = Timeouts()
 
     def add(
-        self, iteration: int, step_start: int, first_enqueue: int, last_wait: int, step_end: int, interrupted: int = 0
+        self,
+        iteration: int,
+        step_start: int,
+        first_enqueue: int,
+        last_wait: int,
+        step_end: int,
+        interrupted: int = 0,
+        busiest_bytes: int = 0,
     ) -> None:
-        """One finished iteration. interrupted: not 0 where the scheduler came between a moment and its noting."""
+        """One finished iteration. interrupted: not 0 where the scheduler came between a moment and its noting.
+        busiest_bytes: what the ranks that exchanged most had to send or receive; 0: as much in each iteration."""
         moments = (
             self._rank,
             iteration,
@@ -133,6 +141,7 @@ class IterationLog:
             step_end,
             int(bool(interrupted)),
             self._timeouts.count(step_end - step_start),
+            busiest_bytes,
         )
         self._lines.append(",".join(map(str, moments)))
         print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
