@@ -271,6 +271,7 @@ class Truth:
     injections: tuple[dict[str, Any], ...]
     timeouts: _Numbers | None = None  # (iterations,): how often TCP's timers ran out on the ranks' hosts in each
     busiest_bytes: _Numbers | None = None  # (iterations,): of the ranks that exchanged most; None: as much in each
+    computed_ns: _Numbers | None = None  # (ranks, iterations): from the beginning to the first gradient handed over
 
     @property
     def median_ns(self) -> float:
@@ -303,6 +304,14 @@ class Truth:
         found: npt.NDArray[np.float64] = max(0.0, np.polyfit(beyond[fit], self.lasted_ns[fit], 1)[0]) * beyond
         return found
 
+    @cached_property
+    def computed_more_ns(self) -> npt.NDArray[np.float64]:
+        """(iterations,): how much longer than in a typical iteration some rank computed before its first gradient."""
+        if self.computed_ns is None:
+            return np.zeros(len(self.lasted_ns))
+        more = self.computed_ns - np.median(self.computed_ns[:, self.quiet], axis=1)[:, None]
+        return np.asarray(more.max(axis=0))
+
     def hit(self, injection: dict[str, Any]) -> npt.NDArray[np.intp]:
         """Iterations that were under way while it lasted."""
         until = injection["end_ns"] or np.iinfo(np.int64).max
@@ -324,9 +333,10 @@ def read_truth(data: Path) -> Truth:
     total = np.sum([rank["timeouts"][:whole] for rank in ranks], axis=0)
     timeouts = np.diff(total, prepend=total[:1])
     busiest = ranks[0]["busiest_bytes"][:whole]
+    first = [rank["first_enqueue_ns"][:whole] for rank in ranks]
     if not numbered:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
-        timeouts, busiest = timeouts[1:], busiest[1:]
+        timeouts, busiest, first = timeouts[1:], busiest[1:], [each[1:] for each in first]
     start, end = np.min(begins, axis=0), np.max(ends, axis=0)
     lasted = np.max(np.subtract(ends, begins), axis=0)
     described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
@@ -335,7 +345,8 @@ def read_truth(data: Path) -> Truth:
             each["end_ns"] = None
     start, end = start + run.to_utc_ns, end + run.to_utc_ns
     varies = busiest if busiest.any() else None
-    return Truth(run.job, spec["trainer"], start, end, lasted, described, timeouts, varies)
+    computed = np.subtract(first, begins)
+    return Truth(run.job, spec["trainer"], start, end, lasted, described, timeouts, varies, computed)
 
 
 def _other_ends(injection: dict[str, Any], run: Run) -> list[str]:

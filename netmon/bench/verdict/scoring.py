@@ -8,6 +8,8 @@ where it is not known to be the injection's doing:
 * it took less than SCORED_FROM × the baseline, or one of twenty undisturbed iterations took as long; where ranks do not
   exchange as much in each, less than that with the bytes of a typical one;
 * it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;
+* a rank computed longer before its first gradient, by half of what it took longer and its own log, and the network was
+  disturbed;
 * a rank was kept from a CPU for half of what it took longer and nothing was done to its CPUs, or was not where
   something was.
 
@@ -205,6 +207,8 @@ def _outcome(
     differ = 0.0 if cause in NETWORK else SCATTERS * (baseline - float(np.quantile(truth.undisturbed, 0.16)))
     stands_out &= as_much - baseline >= differ
     stands_out &= _by_cpus(injection, iteration, kept, as_much - baseline)
+    if cause in NETWORK and iteration >= 0:
+        stands_out &= float(truth.computed_more_ns[iteration]) < _MOSTLY * (as_much - baseline)
     lost = verdict is not None and cause not in (NOTHING, *NETWORK) and _was_lost(truth, verdict)
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What delayed a transfer, cell by cell, in ns of each cause, and whose bytes or which link it was.
 
-The model: undisturbed, all of the job's gradients take `baseline_ns`. In a cell of width dt in which the share p of
-the iteration's gradients arrived, the transfer therefore lost dt − baseline_ns · p. Summed over the transfer that is
-its length less the baseline, whatever the cells are called, so the parts always add up. A cell is called by what it
-shows:
+The model: undisturbed, all of the job's gradients take `baseline_ns`, without the times in which ranks compute between
+them. In a cell of width dt in which the share p of the iteration's gradients arrived, the transfer therefore lost
+dt − baseline_ns · p. Summed over the transfer that is its length less the baseline, whatever the cells are called, so
+the parts always add up. A cell is called by what it shows:
 
 * foreign: alongside the job's own bytes a link that still had gradients to carry was full with somebody else's;
 * lost: packets had just been dropped (bytes that left a host and did not arrive), or TCP says that it sent some again
@@ -14,7 +14,7 @@ shows:
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -75,6 +75,7 @@ class Cells:
     begin: int
     kind: npt.NDArray[np.uint8]  # StallCause
     lost_ns: _Floats
+    share: _Floats  # of the iteration's gradients, that arrived in each
     link: npt.NDArray[np.int64]  # of a foreign cell: the link
     traffic_owner: npt.NDArray[np.int64]  # of a foreign cell: who had most bytes there
     stops: tuple[Stop, ...]
@@ -87,10 +88,10 @@ class Cells:
 
 def together(one: Cells, other: Cells) -> Cells:
     """The cells of two times; its `begin` has no meaning."""
-    names = ("kind", "lost_ns", "link", "traffic_owner")
-    kind, lost_ns, link, traffic_owner = (np.concatenate([getattr(one, name), getattr(other, name)]) for name in names)
     stops, waits = (*one.stops, *other.stops), (*one.waits, *other.waits)
-    return Cells(one.begin, kind, lost_ns, link, traffic_owner, stops, waits)
+    names = ("kind", "lost_ns", "share", "link", "traffic_owner")
+    kind, lost_ns, share, *foreign = (np.concatenate([getattr(one, name), getattr(other, name)]) for name in names)
+    return Cells(one.begin, kind, lost_ns, share, foreign[0], foreign[1], stops, waits)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def transfer_stalls(
     span = slice(begin, min(end, seen.cells))
     total = seen.moved.sum()
     count = span.stop - span.start
-    lost_ns = np.full(count, float(CELL_NS)) - baseline_ns * seen.moved[span] / max(total, 1.0)
+    share = seen.moved[span] / max(total, 1.0)
+    lost_ns = np.full(count, float(CELL_NS)) - baseline_ns * share
     kind = np.zeros(count, np.uint8)
     contested, link, traffic_owner = full.cells, full.link, full.traffic_owner
     dropped = _dropped(seen, seen.cell(max(until_ns, over_ns)))
@@ -148,7 +150,7 @@ def transfer_stalls(
         else:
             kind[inside] = StallCause.LOST
             waits |= waiting
-    return Cells(span.start, kind, lost_ns, link[span], traffic_owner[span], tuple(stops), tuple(sorted(waits)))
+    return Cells(span.start, kind, lost_ns, share, link[span], traffic_owner[span], tuple(stops), tuple(sorted(waits)))
 
 
 def where_contested(seen: Window, capacity: _Floats) -> Contested:
@@ -511,7 +513,6 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     assert seen is not None
     capacity = _capacity(seen)
     full = where_contested(seen, capacity)
-    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, phases.baseline_transfer_ns, full)
     left = transfer_stalls(seen, *phases.left, 0.0, full, phases.until_ns) if phases.left[1] > phases.left[0] else None
     base = [
         transfer_stalls(
@@ -520,6 +521,12 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
         for row, found in one.references.items()
         if row in phases.baseline_spans
     ]
+    stopped_ns = (
+        min(median([cells.sum(StallCause.STOPPED) for cells in base]), phases.baseline_transfer_ns) if base else 0.0
+    )
+    moving_ns = phases.baseline_transfer_ns - stopped_ns
+    base = [replace(cells, lost_ns=cells.lost_ns + stopped_ns * cells.share) for cells in base]
+    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, moving_ns, full)
 
     def beyond(kind: StallCause) -> float:
         baseline = median([cells.sum(kind) for cells in base]) if base else 0.0
@@ -531,7 +538,7 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
     moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
     if baseline_moved and moved > (_AGAIN if culprits else _MORE) * baseline_moved:
-        parts["transfer"] = (moved / baseline_moved - 1.0) * phases.baseline_transfer_ns
+        parts["transfer"] = (moved / baseline_moved - 1.0) * moving_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped, busy_ns = max(0.0, beyond(StallCause.STOPPED)), dict(phases.own)
