@@ -147,6 +147,17 @@ def shares(verdict):
     return {name: getattr(verdict, f"{name}_ns") for name in SHARES if getattr(verdict, f"{name}_ns")}
 
 
+def test_a_transfer_in_which_ranks_compute_is_held_up_for_as_long_as_one_in_which_they_do_not():
+    run = Run()
+    run.baseline_paces = [1.0] * (20 * CELLS) + [0.0] * (80 * CELLS)
+    run.paces = [*run.baseline_paces]
+    run.beside(0, from_ms=100)
+    verdict = run.judged()
+    assert (verdict.cause, verdict.host) == (Cause.CROSS, "h0")
+    assert verdict.excess_ns == 120 * MS
+    assert verdict.cross_ns == pytest.approx(120 * MS, rel=0.02)
+
+
 def test_the_sentence_an_engineer_wants():
     run = Run()
     run.beside(0)
