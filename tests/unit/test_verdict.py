@@ -158,6 +158,17 @@ def test_a_transfer_in_which_ranks_compute_is_held_up_for_as_long_as_one_in_whic
     assert verdict.cross_ns == pytest.approx(120 * MS, rel=0.02)
 
 
+def test_more_to_transfer_takes_what_as_many_bytes_take_in_other_iterations():
+    run = Run()
+    run.paces_of = {number: [1.0] * ((60 + 20 * (number % 5)) * CELLS) for number in range(ITERATIONS)}
+    run.paces = [1.0] * (180 * CELLS)
+    run.stopped(90, 70)
+    verdict = run.judged()
+    assert verdict.excess_ns == 150 * MS
+    assert verdict.transfer_ns == pytest.approx(80 * MS, rel=0.1)
+    assert "there was more to transfer" in sentence(verdict)
+
+
 def test_the_sentence_an_engineer_wants():
     run = Run()
     run.beside(0)

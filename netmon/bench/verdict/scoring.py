@@ -209,7 +209,7 @@ def _outcome(
     stands_out &= _by_cpus(injection, iteration, kept, as_much - baseline)
     if cause in NETWORK and iteration >= 0:
         stands_out &= float(truth.computed_more_ns[iteration]) < _MOSTLY * (as_much - baseline)
-    lost = verdict is not None and cause not in (NOTHING, *NETWORK) and _was_lost(truth, verdict)
+    lost = verdict is not None and cause not in NETWORK and _was_lost(truth, verdict)
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
         NO_EFFECT if lost else judged(cause, said, stands_out, injection, verdict),

@@ -499,6 +499,7 @@ def _other_end(seen: Window, link: int) -> int | None:
 
 _MORE = 1.05  # times the baseline gradients: what makes it more to transfer
 _AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
+_VARIES = 1.1  # the most that moves in a baseline iteration, times the least
 _PACED = 0.5  # of what was lost where packets were dropped: TCP is slow for a while after that, too, but not evenly
 _BUSY = 0.5  # of a time without a byte
 _MOST_STALLED = 1.5  # times what bytes take on a link, which works without a break while it is full
@@ -514,31 +515,20 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     capacity = _capacity(seen)
     full = where_contested(seen, capacity)
     left = transfer_stalls(seen, *phases.left, 0.0, full, phases.until_ns) if phases.left[1] > phases.left[0] else None
-    base = [
-        transfer_stalls(
-            found, *phases.baseline_spans[row], phases.baseline_transfer_ns, where_contested(found, _capacity(found))
-        )
-        for row, found in one.references.items()
-        if row in phases.baseline_spans
-    ]
-    stopped_ns = (
-        min(median([cells.sum(StallCause.STOPPED) for cells in base]), phases.baseline_transfer_ns) if base else 0.0
-    )
-    moving_ns = phases.baseline_transfer_ns - stopped_ns
-    base = [replace(cells, lost_ns=cells.lost_ns + stopped_ns * cells.share) for cells in base]
-    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, moving_ns, full)
+    base = _baseline_cells(one, phases)
+    moving_ns = max(0.0, phases.baseline_transfer_ns - base.stopped_ns)
+    moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
+    again = _AGAIN if full.cells.any() else _MORE
+    own = base.moved if base.moved < moved <= again * base.moved else moved  # without what was sent again
+    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, own * base.pace or moving_ns, full)
 
     def beyond(kind: StallCause) -> float:
-        baseline = median([cells.sum(kind) for cells in base]) if base else 0.0
+        baseline = median([cells.sum(kind) for cells in base.cells]) if base.cells else 0.0
         return judged.sum(kind) - baseline + (left.sum(kind) if left else 0.0)
 
-    parts: dict[str, float] = {}
-    baseline_moved = median([w.moved.sum() for w in one.references.values()]) if one.references else 0.0
+    parts = {"transfer": moved * base.pace - moving_ns if moved * base.pace > again * moving_ns else 0.0}
     cells = judged if left is None else together(left, judged)
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
-    moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
-    if baseline_moved and moved > (_AGAIN if culprits else _MORE) * baseline_moved:
-        parts["transfer"] = (moved / baseline_moved - 1.0) * moving_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped, busy_ns = max(0.0, beyond(StallCause.STOPPED)), dict(phases.own)
@@ -568,6 +558,35 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     if total > transfer:
         parts = {name: ns * transfer / total for name, ns in parts.items()}
     return parts, Blamed(tuple(culprits), tuple(links))
+
+
+@dataclass(frozen=True)
+class _Baseline:
+    """The transfers of baseline iterations: what delays them, too, and how long bytes take in them."""
+
+    cells: tuple[Cells, ...]
+    stopped_ns: float  # that nothing moved in one (median)
+    moved: float  # bytes (median)
+    pace: float  # ns a byte while something moved; 0: not known
+
+
+def _baseline_cells(one: Judged, phases: Phases) -> _Baseline:
+    cells, moved, stopped = [], [], []
+    for row, found in one.references.items():
+        if row in phases.baseline_spans:
+            full = where_contested(found, _capacity(found))
+            cells.append(transfer_stalls(found, *phases.baseline_spans[row], 0.0, full))
+            moved.append(float(found.moved.sum()))
+            stopped.append(cells[-1].sum(StallCause.STOPPED))
+    if not cells:
+        return _Baseline((), 0.0, 0.0, 0.0)
+    moving = [float(each.lost_ns.sum()) - ns for each, ns in zip(cells, stopped, strict=True)]
+    paces = [ns / most for ns, most in zip(moving, moved, strict=True) if most] or [0.0]
+    # Where they move different amounts, those that took as long as usual include small ones that a slow link delayed.
+    pace = float(np.quantile(paces, 0.25)) if max(moved) > _VARIES * min(moved) else median(paces)
+    lost = [each.lost_ns - pace * most * each.share for each, most in zip(cells, moved, strict=True)]
+    own = tuple(replace(each, lost_ns=ns) for each, ns in zip(cells, lost, strict=True))
+    return _Baseline(own, median(stopped), median(moved), pace)
 
 
 def _whose(stop: Stop, one: Judged, busy_ns: dict[int, float]) -> str:
