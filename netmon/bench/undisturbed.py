@@ -8,8 +8,10 @@ debugger attached, and batches change.
 
 import contextlib
 import itertools
+import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -130,6 +132,9 @@ class _Trainer:
         if self._training:
             lines = [_PAUSED.findall(rank.output()) for rank in self._training.ranks]
             self._add_pauses(Counter(kind for kind, _ in set(itertools.chain(*lines))))
+            for rank in self._training.ranks:
+                if rank.status() is None:
+                    os.kill(rank.pid, signal.SIGKILL)  # in a collective it heeds nothing else
         self._stack.close()
         self._training = None
 

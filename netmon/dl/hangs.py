@@ -17,7 +17,8 @@ missing rank does, because a report on a rank that is only late would be false:
 - Packets to it or from it are not acknowledged: SURE_NS.
 - All ranks are in the collective and no bytes flow: DISK_NS, or three times the longest wait.
 
-A present rank is reported no sooner after its last call than 1.5 × the pause that this job's ranks repeatedly make.
+Who was last reported CURRENT_NS ago is not known to wait. A present rank is reported no sooner after its last call than
+1.5 × the pause that this job's ranks repeatedly make.
 """
 
 from collections import Counter
@@ -33,6 +34,10 @@ from netmon.views import Hang, Hung
 
 _S = 1_000_000_000
 SURE_NS, SILENT_NS, DISK_NS, PATIENCE_NS = 3 * _S, 10 * _S, 20 * _S, 60 * _S
+
+CURRENT_NS = 20 * _S
+"""A rank whose last report is older is not known to wait. A quiet one is reported every 8 s; reports come late from an
+agent that was cut off or kept from its CPU."""
 
 _NAMES = {int(one): one.word for one in Operation}
 _ROOTED = (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
@@ -95,7 +100,8 @@ class _Missing(NamedTuple):
 def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> Hang | None:
     """The hang of a job; None: there is none, or it is too early to say."""
     ranks = _same_groups(ranks)
-    waits = {number: work for number, one in ranks.items() if (work := _waited(one))}
+    current = {number: one for number, one in ranks.items() if now_ns - one.received_ns <= CURRENT_NS}
+    waits = {number: work for number, one in current.items() if (work := _waited(one))}
     if not waits:
         return None
     found = _other_calls(ranks, waits) or _cut_off(ranks, waits, known.cut) or _missing(ranks, waits)

@@ -46,11 +46,27 @@ def others(*but: int) -> dict[int, RankNow]:
 
 
 def reported_after(ranks: dict[int, RankNow], **known: Any) -> tuple[int, Hang | None]:
-    """After how many seconds a hang is reported; −1: never."""
+    """After how many seconds a hang is reported; −1: never. Those that wait go on being reported."""
     for second in range(300):
-        if hang := judge("a", ranks, T0 + second * S, Known(**known)):
+        now_ns = T0 + second * S
+        there = {number: replace(one, received_ns=now_ns) if waits(one) else one for number, one in ranks.items()}
+        if hang := judge("a", there, now_ns, Known(**known)):
             return second, hang
     return -1, None
+
+
+def waits(one: RankNow) -> bool:
+    return any(work.state == WAITED for work in one.works)
+
+
+def test_who_has_not_been_reported_for_long_is_not_known_to_wait() -> None:
+    """The reports of an agent that was cut off come late."""
+    computes = late(progress_ns=T0 + 200 * S, received_ns=T0 + 200 * S)
+    assert reported_after(others(3) | {3: computes})[0] * S == PATIENCE_NS
+    assert judge("a", others(3) | {3: computes}, T0 + PATIENCE_NS + S, Known()) is None
+    stopped = others(3) | {3: late(state=ProcessState.STOPPED)}
+    assert judge("a", stopped, T0 + 10 * S, Known()) is not None
+    assert judge("a", stopped, T0 + 30 * S, Known()) is None
 
 
 def test_a_rank_that_sleeps_and_has_not_entered() -> None:

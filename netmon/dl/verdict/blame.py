@@ -518,15 +518,15 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     base = _baseline_cells(one, phases)
     moving_ns = max(0.0, phases.baseline_transfer_ns - base.stopped_ns)
     moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
-    again = _AGAIN if full.cells.any() else _MORE
-    own = base.moved if base.moved < moved <= again * base.moved else moved  # without what was sent again
+    most = _AGAIN if full.cells.any() else _MORE
+    own = base.moved if base.moved < moved <= most * base.moved else moved  # without what was sent again
     judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, own * base.pace or moving_ns, full)
 
     def beyond(kind: StallCause) -> float:
         baseline = median([cells.sum(kind) for cells in base.cells]) if base.cells else 0.0
         return judged.sum(kind) - baseline + (left.sum(kind) if left else 0.0)
 
-    parts = {"transfer": moved * base.pace - moving_ns if moved * base.pace > again * moving_ns else 0.0}
+    parts = {"transfer": moved * base.pace - moving_ns if moved * base.pace > most * moving_ns else 0.0}
     cells = judged if left is None else together(left, judged)
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
     for each in culprits:
