@@ -27,6 +27,7 @@ from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.result import Result
 from netmon.bench.specs import HANG_KINDS, Load
 from netmon.bench.transfers import CollectivesResult, PostCost, PostsResult, TransferCost
+from netmon.bench.undisturbed import UndisturbedResult
 from netmon.bench.verdict.campaign import ORDER, VerdictResult
 from netmon.bench.verdict.predictions import Rerun, RerunResult, Shifted, ShiftResult
 from netmon.bench.verdict.scoring import NOTHING, RIGHT, Outcome
@@ -81,6 +82,7 @@ def _results(load: Load) -> dict[str, Result]:
         "overhead --evidence": EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5),
         "flows": _flows(),
         "hang": _hangs(),
+        "hang --undisturbed 8": UndisturbedResult({"horovod": 4.25, "pipeline": 3.75}, {"horovod": 12}),
         "calls": CallsResult(22_345.6, 24_567.8, 2.97, (AgentCost("sums by the script", 20_000, 10.1, 0.201, 140),)),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
         "posts": PostsResult((PostCost(0, 1, 1, 2.3, 812.3, 187.6), PostCost(1, 8, 8, 2.4, 1_702.1, 998.7)), True, 5),
