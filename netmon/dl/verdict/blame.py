@@ -518,15 +518,15 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     base = _baseline_cells(one, phases)
     moving_ns = max(0.0, phases.baseline_transfer_ns - base.stopped_ns)
     moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
-    most = _AGAIN if full.cells.any() else _MORE
-    own = base.moved if base.moved < moved <= most * base.moved else moved  # without what was sent again
+    more = _AGAIN if full.cells.any() else _MORE
+    own = base.moved if base.moved < moved <= more * base.moved else moved  # without what was sent again
     judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, own * base.pace or moving_ns, full)
 
     def beyond(kind: StallCause) -> float:
         baseline = median([cells.sum(kind) for cells in base.cells]) if base.cells else 0.0
         return judged.sum(kind) - baseline + (left.sum(kind) if left else 0.0)
 
-    parts = {"transfer": moved * base.pace - moving_ns if moved * base.pace > most * moving_ns else 0.0}
+    parts = {"transfer": moved * base.pace - moving_ns if moved * base.pace > more * moving_ns else 0.0}
     cells = judged if left is None else together(left, judged)
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
     for each in culprits:
@@ -571,6 +571,7 @@ class _Baseline:
 
 
 def _baseline_cells(one: Judged, phases: Phases) -> _Baseline:
+    """Each iteration's cells are compared with what its own bytes take at the pace of all."""
     cells, moved, stopped = [], [], []
     for row, found in one.references.items():
         if row in phases.baseline_spans:
@@ -581,10 +582,10 @@ def _baseline_cells(one: Judged, phases: Phases) -> _Baseline:
     if not cells:
         return _Baseline((), 0.0, 0.0, 0.0)
     moving = [float(each.lost_ns.sum()) - ns for each, ns in zip(cells, stopped, strict=True)]
-    paces = [ns / most for ns, most in zip(moving, moved, strict=True) if most] or [0.0]
+    paces = [ns / size for ns, size in zip(moving, moved, strict=True) if size] or [0.0]
     # Where they move different amounts, those that took as long as usual include small ones that a slow link delayed.
     pace = float(np.quantile(paces, 0.25)) if max(moved) > _VARIES * min(moved) else median(paces)
-    lost = [each.lost_ns - pace * most * each.share for each, most in zip(cells, moved, strict=True)]
+    lost = [each.lost_ns - pace * size * each.share for each, size in zip(cells, moved, strict=True)]
     own = tuple(replace(each, lost_ns=ns) for each, ns in zip(cells, lost, strict=True))
     return _Baseline(own, median(stopped), median(moved), pace)
 
