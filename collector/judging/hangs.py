@@ -176,14 +176,18 @@ class Hangs:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
             least_cpu = job.least_cpu(number, own["state"][at] == ProcessState.DISK)
             progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
+        state = reported = ProcessState(own["state"][at])
+        if reported is ProcessState.STOPPED and (previous is None or previous.reported is not reported):
+            state = ProcessState.UNKNOWN  # a debugger may have stopped it for a moment
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
-            *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
+            *(state, WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
             received_ns=end_ns,
             io_bytes=io_bytes + (previous.io_bytes if previous else 0),
             waited_for_disk=previous is not None and (previous.waited_for_disk or previous.state is ProcessState.DISK),
+            reported=reported,
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:

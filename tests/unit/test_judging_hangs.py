@@ -128,6 +128,19 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     assert collector.stored == []
 
 
+@pytest.mark.parametrize(("later", "told"), [(ProcessState.RUNS, 0), (ProcessState.STOPPED, 1)])
+def test_of_one_that_was_stopped_for_a_moment_nothing_is_told(later: ProcessState, told: int) -> None:
+    """As by a debugger that is attached, and lets it go on."""
+    collector = Collector()
+    collector.stands_still(cpu_ns=2 * S)
+    for second, state in ((5, ProcessState.STOPPED), (8, later)):
+        for rank in (0, 1):
+            collector.tell(rank, second, 8, WAITED, cpu_ns=0)
+        collector.tell(2, second, 7, OVER, cpu_ns=0, state=int(state))
+        collector.tick()
+        assert len(collector.stored) == (told if second == 8 else 0)
+
+
 def test_who_computes_no_more_than_those_who_wait_does_nothing() -> None:
     """Horovod's threads look for work all the time."""
     collector = Collector()
