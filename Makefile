@@ -5,6 +5,7 @@
 python := .venv/bin/python
 kernel_sources := $(wildcard bpf/*.c bpf/*.h)
 native_sources := $(wildcard netmon/native/*.c)
+mypy := .venv/bin/mypy --cache-dir $(HOME)/.cache/netmon/mypy
 
 # An index that hiccups is asked again.
 export PIP_RETRIES := 10
@@ -101,8 +102,7 @@ lint: setup-dev ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@# Where the machine is busy mypy gives up its workers (status 2): then it does without.
-	@.venv/bin/mypy --num-workers 2 --cache-dir $(HOME)/.cache/netmon/mypy || \
-	 { [ $$? -eq 2 ] && .venv/bin/mypy --cache-dir $(HOME)/.cache/netmon/mypy; }
+	@$(mypy) --num-workers 2 || { [ $$? -eq 2 ] && $(mypy); }
 	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources) $(native_sources)
 
 format: setup-dev ## let ruff and clang-format put the sources in order

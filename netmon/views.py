@@ -160,6 +160,7 @@ ABOUT = (
         colour="#DDCC77",
         line="there was more to transfer",
         meaning="there was more to transfer",
+        reason="there was more to transfer, which took {ns}",
     ),
     About(
         *(Cause.CROSS, "cross", "X", "cross traffic", "cross traffic"),

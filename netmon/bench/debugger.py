@@ -6,7 +6,6 @@ Standard library only. Its end, however it ends, leaves the process running: the
 
 import ctypes
 import os
-import signal
 import sys
 import time
 
@@ -36,7 +35,6 @@ def _stay(thread: int, until_s: float) -> None:
 
 
 def main(pid: int, seconds: float) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     begun_s = time.monotonic()
     _ptrace(_SEIZE, pid)
     _ptrace(_INTERRUPT, pid)

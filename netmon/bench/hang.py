@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from netmon.bench.specs import HANG_KINDS, HangSpec, Progress, silent
 from netmon.bench.verdict.plan import in_turn
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Host, Network, network, run_lines, run_tool
+from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training, trainer_python
 from netmon.terminal import FittingTable, figures, labels
@@ -222,7 +223,7 @@ class _Run:
             disk = stack.enter_context(_disk(self._folder)) if any(one.kind == "disk" for one in plan) else None
             training = Training(self._spec, self._testbed, self._folder, trainer_python(self._spec), hangs=self._order)
             self._training = stack.enter_context(training)
-            stack.callback(self._kill)
+            stack.callback(kill, training.ranks)
             self._await(lambda: training.iterations_done() >= _WARM)
             own: list[Outcome] = []
             try:
@@ -304,12 +305,6 @@ class _Run:
             for rank in self._training.ranks:
                 rank.check_running()
             time.sleep(_LOOK_S)
-
-    def _kill(self) -> None:
-        """Kill all ranks, stopped ones, too."""
-        for rank in self._training.ranks:
-            if rank.status() is None:
-                os.kill(rank.pid, signal.SIGKILL)
 
     # --- By kind.
 
@@ -393,6 +388,43 @@ def ranks_of(trainer: str) -> int:
     return _SPLIT.get(trainer, _RANKS)
 
 
+def kill(ranks: Sequence[Process]) -> None:
+    """All of them, also those that are stopped, or in a collective and heed nothing else."""
+    for rank in ranks:
+        if rank.status() is None:
+            os.kill(rank.pid, signal.SIGKILL)
+
+
+class Place(NamedTuple):
+    """Where trainings of the lab run, and are watched."""
+
+    folder: Path
+    hosts: int
+    testbed: Network
+    monitor: Monitor
+
+    def spec(self, trainer: str, **about: Any) -> RunSpec:
+        """Of a training with as many ranks as it takes, and no other traffic. about: fields of it."""
+        return RunSpec(
+            *(self.folder / "data", trainer, self.hosts, tuple(range(ranks_of(trainer))), ()), cross_load=0.0, **about
+        )
+
+
+@contextlib.contextmanager
+def place(trainers: Sequence[str]) -> Iterator[Place]:
+    """For these trainers. Raises LabError."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-hang-")))
+        folder.chmod(0o755)
+        (folder / "log").mkdir()
+        hosts = max(map(ranks_of, trainers))
+        own = RunSpec(
+            folder / "data", hosts=hosts, ring=tuple(range(hosts)), cross=(), cross_load=0.0, stream_ns=1_000_000
+        )
+        testbed = stack.enter_context(network(hosts, own.rate_bps))
+        yield Place(folder, hosts, testbed, stack.enter_context(Monitor(own, testbed, folder / "log")))
+
+
 def plan(spec: HangSpec) -> list[list[Injection]]:
     """The injections of each run. Every kind, rank and trainer is about as frequent; after the last one of a run the
     job does not resume."""
@@ -416,30 +448,16 @@ def measure(spec: HangSpec, progress: Progress = silent) -> HangResult:
     """Blocks, for about a minute per run. Ctrl-C ends it with what is there."""
     runs = plan(spec)
     result = HangResult(len(runs))
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-hang-")))
-        folder.chmod(0o755)
-        (folder / "log").mkdir()
-        hosts = max(map(ranks_of, spec.trainers))
-        ring = tuple(range(hosts))
-        own = RunSpec(folder / "data", hosts=hosts, ring=ring, cross=(), cross_load=0.0, stream_ns=1_000_000)
-        testbed = stack.enter_context(network(hosts, own.rate_bps))
-        monitor = stack.enter_context(Monitor(own, testbed, folder / "log"))
+    with place(spec.trainers) as lab:
 
         def do(some: list[Injection]) -> None:
             first = some[0]
-            training = RunSpec(
-                *(folder / "data", first.trainer, hosts, ring[: ranks_of(first.trainer)], ()),
-                cross_load=0.0,
-                job=first.run,
-                parameters=200_000,
-                compute_ns=60_000_000,
-                iterations=1_000_000,
-            )
-            own_folder = folder / first.run
+            about = {"job": first.run, "parameters": 200_000, "compute_ns": 60_000_000, "iterations": 1_000_000}
+            training = lab.spec(first.trainer, **about)
+            own_folder = lab.folder / first.run
             (own_folder / "log").mkdir(parents=True)
             try:
-                _Run(testbed, monitor, training, own_folder, result).do(some)
+                _Run(lab.testbed, lab.monitor, training, own_folder, result).do(some)
             finally:
                 shutil.rmtree(own_folder, ignore_errors=True)
 

@@ -8,30 +8,23 @@ debugger attached, and batches change.
 
 import contextlib
 import itertools
-import os
 import re
 import shutil
-import signal
 import sys
-import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from netmon.bench.hang import ranks_of, words
+from netmon.bench.hang import Place, kill, place, ranks_of, words
 from netmon.bench.result import table
 from netmon.bench.specs import HangSpec, Progress, silent
 from netmon.errors import LabError
 from netmon.history.groups import read_hangs
 from netmon.lab.injections.spec import Injection
-from netmon.lab.monitor import Monitor
-from netmon.lab.network import Network, network
 from netmon.lab.process import Process
-from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training, trainer_python
 from netmon.terminal import FittingTable, figures, labels
 
@@ -59,9 +52,9 @@ _PARAMETERS = 100_000
 
 @dataclass
 class UndisturbedResult:
-    hours: dict[str, float] = field(default_factory=dict)  # of training, by trainer
-    ended: dict[str, int] = field(default_factory=dict)  # trainings that came to their end, by trainer
-    pauses: dict[str, int] = field(default_factory=dict)  # that ranks made, by kind
+    hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of training, by trainer
+    ended: Counter[str] = field(default_factory=Counter)  # trainings that came to their end, by trainer
+    pauses: Counter[str] = field(default_factory=Counter)  # that ranks made, by kind
     reported: list[str] = field(default_factory=list)  # hangs
     failed: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -69,7 +62,7 @@ class UndisturbedResult:
     def shown(self) -> Iterator[FittingTable | str]:
         """A row per trainer, then what was reported."""
         columns = [*labels("trainer"), *figures("hours", "ended in order")]
-        rows = [(trainer, f"{hours:.2f}", str(self.ended.get(trainer, 0))) for trainer, hours in self.hours.items()]
+        rows = [(trainer, f"{hours:.2f}", str(self.ended[trainer])) for trainer, hours in self.hours.items()]
         yield table("training in which nothing hung", columns, rows)
         yield "pauses: " + (", ".join(f"{count} {kind}" for kind, count in sorted(self.pauses.items())) or "none")
         yield f"reported: {len(self.reported)} in {sum(self.hours.values()):.2f} hours"
@@ -95,9 +88,8 @@ def pauses(random: np.random.Generator, ranks: int) -> tuple[Injection, ...]:
 class _Trainer:
     """The trainings of one trainer, one after the other."""
 
-    def __init__(self, place: tuple[Network, Path], hosts: int, trainer: str, number: int, result: UndisturbedResult):
-        self._testbed, self._folder, self._hosts = *place, hosts
-        self._trainer, self._number, self._result = trainer, number, result
+    def __init__(self, lab: Place, trainer: str, number: int, result: UndisturbedResult) -> None:
+        self._lab, self._trainer, self._number, self._result = lab, trainer, number, result
         self._stack = contextlib.ExitStack()
         self._training: Training | None = None
         self._count, self._counted_s, self._debugged_s = 0, 0.0, 0.0
@@ -109,13 +101,12 @@ class _Trainer:
             self._start(random)
             self._counted_s = self._debugged_s = time.monotonic()
             return
-        hours, trainer = self._result.hours, self._trainer
         if self._training.iterations_done():
-            hours[trainer] = hours.get(trainer, 0.0) + (now_s - self._counted_s) / 3600
+            self._result.hours[self._trainer] += (now_s - self._counted_s) / 3600
         self._counted_s = now_s
         try:
             if self._training.finished():
-                self._result.ended[trainer] = self._result.ended.get(trainer, 0) + 1
+                self._result.ended[self._trainer] += 1
                 self.end()
             elif now_s - self._debugged_s > _DEBUGGER_EVERY_S:
                 self._debugged_s = now_s
@@ -131,30 +122,21 @@ class _Trainer:
         """Count what the ranks of the current training have done by now, and end it."""
         if self._training:
             lines = [_PAUSED.findall(rank.output()) for rank in self._training.ranks]
-            self._add_pauses(Counter(kind for kind, _ in set(itertools.chain(*lines))))
-            for rank in self._training.ranks:
-                if rank.status() is None:
-                    os.kill(rank.pid, signal.SIGKILL)  # in a collective it heeds nothing else
+            self._result.pauses.update(kind for kind, _ in set(itertools.chain(*lines)))
+            kill(self._training.ranks)
         self._stack.close()
         self._training = None
 
     def _start(self, random: np.random.Generator) -> None:
         self._count += 1
-        ranks, name = ranks_of(self._trainer), self._name()
-        spec = RunSpec(
-            *(self._folder / "data", self._trainer, self._hosts, tuple(range(ranks)), ()),
-            cross_load=0.0,
-            job=name,
-            parameters=_PARAMETERS,
-            compute_ns=_STEP_NS,
-            iterations=_STEPS,
-            injections=pauses(random, ranks),
-        )
-        own = self._folder / name
+        about = {"parameters": _PARAMETERS, "compute_ns": _STEP_NS, "iterations": _STEPS}
+        planned = pauses(random, ranks_of(self._trainer))
+        spec = self._lab.spec(self._trainer, job=self._name(), injections=planned, **about)
+        own = self._lab.folder / self._name()
         (own / "log").mkdir(parents=True)
         self._stack.callback(shutil.rmtree, own, ignore_errors=True)
         python = trainer_python(spec)
-        self._training = self._stack.enter_context(Training(spec, self._testbed, own, python, _PORT + self._number))
+        self._training = self._stack.enter_context(Training(spec, self._lab.testbed, own, python, _PORT + self._number))
         self._logs = own / "log"
 
     def _debug(self, rank: int) -> None:
@@ -162,33 +144,20 @@ class _Trainer:
         assert self._training
         command = [sys.executable, "-m", "netmon.bench.debugger", str(self._training.ranks[rank].pid), f"{_DEBUGGED_S}"]
         self._stack.enter_context(Process(f"debugger-{time.monotonic_ns()}", command, self._logs))
-        self._add_pauses({"debugger": 1})
-
-    def _add_pauses(self, counts: dict[str, int]) -> None:
-        for kind, count in counts.items():
-            self._result.pauses[kind] = self._result.pauses.get(kind, 0) + count
+        self._result.pauses["debugger"] += 1
 
 
 def measure(spec: HangSpec, progress: Progress = silent) -> UndisturbedResult:
     """Blocks until all trainings together have run for spec.undisturbed hours. Ctrl-C ends it with what is there."""
     result, random = UndisturbedResult(), np.random.default_rng(spec.seed)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-undisturbed-")))
-        folder.chmod(0o755)
-        (folder / "log").mkdir()
-        hosts = max(map(ranks_of, spec.trainers))
-        own = RunSpec(folder / "data", hosts=hosts, ring=tuple(range(hosts)), cross=(), cross_load=0.0, stream_ns=10**6)
-        testbed = stack.enter_context(network(hosts, own.rate_bps))
-        monitor = stack.enter_context(Monitor(own, testbed, folder / "log"))
-        trainers = [
-            _Trainer((testbed, folder), hosts, trainer, number, result) for number, trainer in enumerate(spec.trainers)
-        ]
+    with place(spec.trainers) as lab, contextlib.ExitStack() as stack:
+        trainers = [_Trainer(lab, trainer, number, result) for number, trainer in enumerate(spec.trainers)]
         for trainer in trainers:
             stack.callback(trainer.end)
         try:
             while (hours := sum(result.hours.values())) < spec.undisturbed:
                 progress(hours, spec.undisturbed, f"{hours:.2f} hours of training")
-                monitor.check()
+                lab.monitor.check()
                 for trainer in trainers:
                     trainer.look(random)
                 time.sleep(_LOOK_S)
@@ -197,7 +166,7 @@ def measure(spec: HangSpec, progress: Progress = silent) -> UndisturbedResult:
         until_ns = time.time_ns()  # ranks that are ended hang
         for trainer in trainers:
             trainer.end()
-        monitor.end_in_order()
-        hangs = [hang for hang in read_hangs(folder / "data") if hang.reported_ns < until_ns]
+        lab.monitor.end_in_order()
+        hangs = [hang for hang in read_hangs(lab.folder / "data") if hang.reported_ns < until_ns]
         result.reported = [words(hang) for hang in reversed(hangs)]
     return result

@@ -294,15 +294,15 @@ class Truth:
         return quiet if quiet.any() else ~quiet
 
     @cached_property
-    def more_ns(self) -> npt.NDArray[np.float64]:
-        """(iterations,): how much longer each takes than a typical one because more is exchanged in it; less than 0:
-        less. By a straight line through the iterations that nothing was done to, but for the longest."""
+    def as_much_ns(self) -> npt.NDArray[np.float64]:
+        """(iterations,): how long each would have lasted with the bytes of a typical one. By a straight line through
+        the iterations that nothing was done to, but for the longest."""
         if self.busiest_bytes is None:
-            return np.zeros(len(self.lasted_ns))
+            return self.lasted_ns.astype(np.float64)
         fit = self.quiet & (self.lasted_ns <= np.quantile(self.undisturbed, _MOST_OF))
         beyond = self.busiest_bytes - np.median(self.busiest_bytes[fit])
-        found: npt.NDArray[np.float64] = max(0.0, np.polyfit(beyond[fit], self.lasted_ns[fit], 1)[0]) * beyond
-        return found
+        slope = max(0.0, float(np.polyfit(beyond[fit], self.lasted_ns[fit], 1)[0]))
+        return np.asarray(self.lasted_ns - slope * beyond)
 
     @cached_property
     def computed_more_ns(self) -> npt.NDArray[np.float64]:

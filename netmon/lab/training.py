@@ -75,8 +75,8 @@ class Training(AbstractContextManager["Training"]):
     ) -> None:
         """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
 
-        port: on which ranks listen, or PyTorch's and JAX' rank 0, for jobs that share a host. pace: the file in
-        which tells them when to begin (netmon.lab.trainers.ring). hangs: the file that tells a rank of real training to
+        port: on which ranks listen, or PyTorch's and JAX' rank 0, for jobs that share a host. pace: the file that
+        tells them when to begin (netmon.lab.trainers.ring). hangs: the file that tells a rank of real training to
         stand still (netmon.lab.trainers.script).
         """
         self._spec, self._folder, self._port, self._pace = spec, folder, port, pace

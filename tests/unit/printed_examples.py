@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every table that a command prints, by the command, from figures that take room."""
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 
@@ -82,7 +83,7 @@ def _results(load: Load) -> dict[str, Result]:
         "overhead --evidence": EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5),
         "flows": _flows(),
         "hang": _hangs(),
-        "hang --undisturbed 8": UndisturbedResult({"horovod": 4.25, "pipeline": 3.75}, {"horovod": 12}),
+        "hang --undisturbed 8": UndisturbedResult({"horovod": 4.25, "pipeline": 3.75}, Counter(horovod=12)),
         "calls": CallsResult(22_345.6, 24_567.8, 2.97, (AgentCost("sums by the script", 20_000, 10.1, 0.201, 140),)),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
         "posts": PostsResult((PostCost(0, 1, 1, 2.3, 812.3, 187.6), PostCost(1, 8, 8, 2.4, 1_702.1, 998.7)), True, 5),

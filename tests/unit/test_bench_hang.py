@@ -90,7 +90,9 @@ def test_an_undisturbed_training_has_pauses_that_its_ranks_make_themselves() -> 
 
 
 def test_what_is_shown_of_undisturbed_training() -> None:
-    result = UndisturbedResult({"ddp": 1.5}, {"ddp": 9}, {"evaluate": 3, "debugger": 2}, ["line"], ["ddp-2: why"], True)
+    result = UndisturbedResult(
+        {"ddp": 1.5}, Counter(ddp=9), Counter(evaluate=3, debugger=2), ["line"], ["ddp-2: why"], True
+    )
     assert [str(line) for line in result.shown()][1:] == [
         "pauses: 2 debugger, 3 evaluate",
         "reported: 1 in 1.50 hours",

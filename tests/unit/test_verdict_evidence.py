@@ -508,7 +508,7 @@ def test_a_link_that_was_slow_only_at_the_end_of_the_transfer_before_is_told():
 
     def cells(begin: int, count: int) -> Cells:
         nobody = np.full(count, -1)
-        return Cells(begin, np.zeros(count, np.uint8), np.zeros(count), np.zeros(count), nobody, nobody, ())
+        return Cells(begin, np.zeros(count, np.uint8), np.zeros(count), nobody, nobody, ())
 
     one = seen((slow, 400), (0.0, 100), (usual, 700))
     found = slow_link(one, [cells(500, 700), cells(0, 400)], {1: seen((usual, 700)), 2: seen((usual, 700))})
@@ -559,7 +559,7 @@ def test_a_link_is_not_slow_because_its_sender_sends_to_others_meanwhile(fast):
         return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there)
 
     nobody = np.full(1_000, -1)
-    cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), np.zeros(1_000), nobody, nobody, ())
+    cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())
     found = slow_link(seen(slow, usual if fast else slow), [cells], {1: seen(usual, usual), 2: seen(usual, usual)})
     assert (found is None) == fast
 

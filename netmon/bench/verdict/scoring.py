@@ -179,9 +179,8 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
         return hit[middle > injection["start_ns"]][:1].tolist()  # type: ignore[no-any-return]
     least = max(SCORED_FROM * truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
     lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
-    as_much = truth.lasted_ns - truth.more_ns
-    long = hit[as_much[hit] >= least] if lasts else hit[:0]
-    counted: list[int] = (long if len(long) else hit[[as_much[hit].argmax()]]).tolist()
+    long = hit[truth.as_much_ns[hit] >= least] if lasts else hit[:0]
+    counted: list[int] = (long if len(long) else hit[[truth.as_much_ns[hit].argmax()]]).tolist()
     return counted
 
 
@@ -194,10 +193,10 @@ def _outcome(
     kept: Mapping[int, npt.NDArray[np.float64]],
 ) -> Outcome:
     baseline, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
-    lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else baseline
-    if injection["cause"] == CHANGE and iteration >= 0:
-        lasted = float(np.median(truth.lasted_ns[truth.hit(dict(injection))]))
-    as_much = lasted - (float(truth.more_ns[iteration]) if iteration >= 0 else 0.0)  # with the bytes of a typical one
+    lasted = as_much = baseline
+    if iteration >= 0:
+        rows = truth.hit(dict(injection)) if injection["cause"] == CHANGE else [iteration]
+        lasted, as_much = (float(np.median(each[rows])) for each in (truth.lasted_ns, truth.as_much_ns))
     verdict = _of_iteration(truth, iteration, verdicts) if iteration >= 0 else None
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING

@@ -75,7 +75,6 @@ class Cells:
     begin: int
     kind: npt.NDArray[np.uint8]  # StallCause
     lost_ns: _Floats
-    share: _Floats  # of the iteration's gradients, that arrived in each
     link: npt.NDArray[np.int64]  # of a foreign cell: the link
     traffic_owner: npt.NDArray[np.int64]  # of a foreign cell: who had most bytes there
     stops: tuple[Stop, ...]
@@ -88,10 +87,10 @@ class Cells:
 
 def together(one: Cells, other: Cells) -> Cells:
     """The cells of two times; its `begin` has no meaning."""
+    names = ("kind", "lost_ns", "link", "traffic_owner")
+    kind, lost_ns, link, traffic_owner = (np.concatenate([getattr(one, name), getattr(other, name)]) for name in names)
     stops, waits = (*one.stops, *other.stops), (*one.waits, *other.waits)
-    names = ("kind", "lost_ns", "share", "link", "traffic_owner")
-    kind, lost_ns, share, *foreign = (np.concatenate([getattr(one, name), getattr(other, name)]) for name in names)
-    return Cells(one.begin, kind, lost_ns, share, foreign[0], foreign[1], stops, waits)
+    return Cells(one.begin, kind, lost_ns, link, traffic_owner, stops, waits)
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ def transfer_stalls(
     span = slice(begin, min(end, seen.cells))
     total = seen.moved.sum()
     count = span.stop - span.start
-    share = seen.moved[span] / max(total, 1.0)
-    lost_ns = np.full(count, float(CELL_NS)) - baseline_ns * share
+    lost_ns = np.full(count, float(CELL_NS)) - baseline_ns * seen.moved[span] / max(total, 1.0)
     kind = np.zeros(count, np.uint8)
     contested, link, traffic_owner = full.cells, full.link, full.traffic_owner
     dropped = _dropped(seen, seen.cell(max(until_ns, over_ns)))
@@ -150,7 +148,7 @@ def transfer_stalls(
         else:
             kind[inside] = StallCause.LOST
             waits |= waiting
-    return Cells(span.start, kind, lost_ns, share, link[span], traffic_owner[span], tuple(stops), tuple(sorted(waits)))
+    return Cells(span.start, kind, lost_ns, link[span], traffic_owner[span], tuple(stops), tuple(sorted(waits)))
 
 
 def where_contested(seen: Window, capacity: _Floats) -> Contested:
@@ -572,21 +570,22 @@ class _Baseline:
 
 def _baseline_cells(one: Judged, phases: Phases) -> _Baseline:
     """Each iteration's cells are compared with what its own bytes take at the pace of all."""
-    cells, moved, stopped = [], [], []
-    for row, found in one.references.items():
-        if row in phases.baseline_spans:
-            full = where_contested(found, _capacity(found))
-            cells.append(transfer_stalls(found, *phases.baseline_spans[row], 0.0, full))
-            moved.append(float(found.moved.sum()))
-            stopped.append(cells[-1].sum(StallCause.STOPPED))
-    if not cells:
+    windows = [
+        (found, phases.baseline_spans[row]) for row, found in one.references.items() if row in phases.baseline_spans
+    ]
+    if not windows:
         return _Baseline((), 0.0, 0.0, 0.0)
+    cells = [transfer_stalls(each, *span, 0.0, where_contested(each, _capacity(each))) for each, span in windows]
+    moved = [float(each.moved.sum()) for each, _ in windows]
+    stopped = [each.sum(StallCause.STOPPED) for each in cells]
     moving = [float(each.lost_ns.sum()) - ns for each, ns in zip(cells, stopped, strict=True)]
     paces = [ns / size for ns, size in zip(moving, moved, strict=True) if size] or [0.0]
     # Where they move different amounts, those that took as long as usual include small ones that a slow link delayed.
     pace = float(np.quantile(paces, 0.25)) if max(moved) > _VARIES * min(moved) else median(paces)
-    lost = [each.lost_ns - pace * size * each.share for each, size in zip(cells, moved, strict=True)]
-    own = tuple(replace(each, lost_ns=ns) for each, ns in zip(cells, lost, strict=True))
+    own = tuple(
+        replace(each, lost_ns=each.lost_ns - pace * window.moved[each.begin : each.begin + len(each.kind)])
+        for each, (window, _) in zip(cells, windows, strict=True)
+    )
     return _Baseline(own, median(stopped), median(moved), pace)
 
 

@@ -112,9 +112,8 @@ def place(found: Verdict | Incident) -> dict[str, object]:
 
 
 def _reason(verdict: Verdict) -> str:
-    if not verdict.cause and verdict.transfer_ns >= _MOST * verdict.excess_ns:
-        return f"{OF_SHARE['transfer'].line}, which took {format_duration(verdict.transfer_ns)}"
-    about = CAUSES[verdict.cause]
+    more = not verdict.cause and verdict.transfer_ns >= _MOST * verdict.excess_ns
+    about = OF_SHARE["transfer"] if more else CAUSES[verdict.cause]
     return about.reason.format(
         **place(verdict),
         ns=format_duration(getattr(verdict, f"{about.share}_ns")),
