@@ -230,6 +230,7 @@ class Case:
     size: int
     relative: bool
     steps: Table  # dtype STEP
+    moved: Mapping[int, int]  # bytes of the rank that moved most, by number
     hosts: Mapping[int, str]  # names by index of session
     clocks: Mapping[int, TimeMap]  # by index of session; those of sessions that are there
     clock_error_ns: int
@@ -256,9 +257,8 @@ class Case:
         maps = TimeMaps([self.clocks[session_index] for session_index in there.tolist()])
         of = np.searchsorted(there, rows["session"])
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
-        steps = steps_in_utc(
-            rows, utc, [self.hosts[session_index] for session_index in rows["session"].tolist()], self.size
-        )
+        hosts = [self.hosts[session_index] for session_index in rows["session"].tolist()]
+        steps = steps_in_utc(rows, utc, hosts, self.size, self.moved)
         calls = _in_utc(self.calls, maps, there)
         steps = with_waits(steps, calls) if calls is not None else steps
         table = matrix(steps)
@@ -419,9 +419,11 @@ class Judging:
         for name, own in shared.by_job():
             if name in self._jobs:
                 self._jobs[name].were_shared(shared.take(own))
+        of = accounted.tallies
+        moved = np.maximum(*(of[f"dl_{way}_bytes"] - of[f"dl_control_{way}_bytes"] for way in ("tx", "rx")))
         for name, own in accounted.rows.by_job():
             if name in self._jobs:
-                self._jobs[name].were_accounted(accounted.rows.take(own))
+                self._jobs[name].were_accounted(accounted.rows.take(own), moved[own])
 
     def tick(self, settled: Settled) -> None:
         """Add the final rows of a tick, and judge due iterations unless one is being judged."""
@@ -593,7 +595,7 @@ class Judging:
         }
         whose, of_flow = self._whose(name, job.size, list(sessions))
         return Case(
-            *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
+            *(name, number, job.size, job.relative, job.rows(), job.moved, dict(job.host_of)),
             clocks={session_index: session.window.alignment.map for session_index, session in sessions.items()},
             clock_error_ns=max((s.window.alignment.error_ns for s in sessions.values()), default=0),
             links={number: link for session in sessions.values() for number, link in _links(session)},

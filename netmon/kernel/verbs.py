@@ -125,6 +125,8 @@ EVERYWHERE = "NETMON_VERBS"
 WAYS = ("verbs_post", "verbs_build")
 """What counts, by the way in which a function of a provider posts, as bpf/netmon.h numbers them."""
 
+_WAYS_SAID = ("for requests that are posted", "for requests that are built")
+
 PROGRAMS = ("verbs_context", "verbs_domain", "verbs_modify", "verbs_extended", *WAYS)
 QUEUES, USERS, STRANGE = "verbs_queues", "verbs_users", "verbs_strange"
 KNOWN, FOUND, UNCOUNTED = "verbs_known", "verbs_providers", "verbs_uncounted"
@@ -198,6 +200,7 @@ class _Function:
 
     path: str
     uid: int
+    way: int
     descriptor: int
     since_ns: int
 
@@ -266,7 +269,7 @@ class Verbs:
         self._refused: set[_Key] = set()
         self._pending: list[_PendingFunctions] = []
         self._taken_ns = 0
-        self._found: list[str] = []  # files that are probed, to be said
+        self._found: list[str] = []  # files that are probed, and for what, to be said
         self._opening = StallingCalls(0.2)
         self._limiters: dict[int, TimeLimiter] = {}  # by user
         self._reported = _Reported()
@@ -332,8 +335,9 @@ class Verbs:
             self._pending.remove(pending)
             for function in functions:
                 self._since_of[pending.pid] = max(self._since_of.get(pending.pid, 0), function.since_ns)
-                if function.since_ns >= self._taken_ns and function.path not in self._found:
-                    self._found.append(function.path)
+                found = f"{function.path} {_WAYS_SAID[function.way]}"
+                if function.since_ns >= self._taken_ns and found not in self._found:
+                    self._found.append(found)
         self._taken_ns = time.monotonic_ns()
 
     def _miss(self, pid: int, reason: str) -> None:
@@ -389,7 +393,7 @@ class Verbs:
                     continue
                 program = self._programs[WAYS[key[3]]]
                 link = attach_probe(program, f"/proc/self/fd/{pending.descriptor}", key[2])
-                self._functions[key] = _Function(path, uid, link, time.monotonic_ns())
+                self._functions[key] = _Function(path, uid, key[3], link, time.monotonic_ns())
         return [self._functions[key] for key in keys]
 
     def _beginnings(self, pending: _PendingFunctions, offsets: set[int], uid: int, until: float) -> set[int] | None:

@@ -118,7 +118,8 @@ def start(watched: Watched, program: Path, cleanup: ExitStack, monkeypatch: pyte
     agent.wait_output("probing .*libibverbs", _PATIENCE_S)
     first.kill()
     second = Posting(watched, program, cleanup).begin("second", 1, 0)
-    agent.wait_output("probing .*libstandin", _PATIENCE_S)
+    for way in ("posted", "built"):
+        agent.wait_output(f"probing .*libstandin.* that are {way}", _PATIENCE_S)
     second.kill()
     return collector, agent
 

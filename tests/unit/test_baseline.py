@@ -16,7 +16,17 @@ from netmon.cli import main
 from netmon.dl.iterations import Iteration
 from netmon.dl.past_frames import joined_times, step_times
 from netmon.dl.verdict import judge, no_link_totals
-from netmon.dl.verdict.baseline import FEWEST, MOST, Durations, baseline_durations, baseline_rows, median
+from netmon.dl.verdict.baseline import (
+    FEWEST,
+    MOST,
+    Durations,
+    baseline_durations,
+    baseline_rows,
+    besides_bytes,
+    matrix,
+    median,
+)
+from netmon.dl.verdict.evidence import Steps
 from netmon.history.judging import steps_of as steps_of_job
 from netmon.history.past import DatasetPast, StoredRows
 from netmon.records import Moment, Source
@@ -110,3 +120,23 @@ def test_it_is_the_median_of_the_iterations_before_that_are_a_measure():
                     before = np.sort(chosen[np.argsort(abs(chosen - row), kind="stable")[:MOST]])
                 assert compared.tolist() == (before.tolist() if len(before) >= FEWEST else [])
                 assert found[row] == (int(median(of.slowest[compared])) if len(compared) else 0)
+
+
+def test_iterations_that_a_slow_link_delayed_are_told_from_those_that_moved_much():
+    random = np.random.default_rng(2)
+    count = 60
+    number, moved, slow = np.arange(count), random.integers(2_000_000, 5_000_000, count), np.arange(count) % 5 == 0
+    took = 20_000_000 + moved * np.where(slow, 60, 40)  # ns
+    table = matrix(one_rank(number, took, moved))
+    assert set(table.slowest[slow]) & set(np.sort(table.slowest)[:30])  # by their durations alone they are not
+    found = besides_bytes(table, number)
+    assert found[slow].min() > found[~slow].max()
+    for unknown in (None, np.where(number == 7, -1, moved), np.full(count, 1_000_000)):
+        assert (besides_bytes(matrix(one_rank(number, took, unknown)), number) == took).all()
+
+
+def one_rank(number, took, moved):
+    start, none = np.cumsum(took) - took, np.zeros(len(number), np.int64)
+    return Steps(
+        number, none, start, start + took, none, none, none - 1, none, none > 0, none, ("h0",), 1, moved_bytes=moved
+    )

@@ -74,7 +74,8 @@ def test_the_usual_is_that_of_iterations_without_foreign_traffic():
 
 def accounted(job, number):
     """What else the hosts carried in an iteration is known of all ranks."""
-    job.were_accounted(iteration_rows([(rank, iteration(number, rank)) for rank in (0, 1)]))
+    rows = iteration_rows([(rank, iteration(number, rank)) for rank in (0, 1)])
+    job.were_accounted(rows, np.array([100 + number, 50]))
 
 
 def test_what_is_not_known_yet_to_have_had_no_foreign_traffic_is_no_measure():
@@ -100,8 +101,25 @@ def test_where_all_iterations_had_foreign_traffic_those_stand_out_that_took_long
 def test_a_rank_that_counts_anew_begins_anew():
     job = JobSteps()
     told(job, range(10))
+    accounted(job, 9)
     assert told(job, [0], duration_ms=900) == []
     assert set(job.rows()["number"].tolist()) == {0}
+    assert job.moved == {}
+
+
+def test_an_iteration_moved_what_its_busiest_rank_did_whenever_that_is_known():
+    job = JobSteps()
+    told(job, range(300))
+    for rank, moved in ((0, 7), (1, 9)):
+        job.were_accounted(
+            iteration_rows([(rank, iteration(number, rank)) for number in range(300)]), np.full(300, moved)
+        )
+    assert job.moved == dict.fromkeys(range(50, 300), 9)
+    rows = job.rows()[:2]
+    times = np.zeros((4, 2), np.int64)
+    assert steps_in_utc(rows, times, ["h0", "h1"], 2, {int(rows["number"][0]): 5}).moved_bytes.tolist() == [
+        5 if number == rows["number"][0] else -1 for number in rows["number"]
+    ]
 
 
 def test_what_is_kept_is_bounded():

@@ -24,6 +24,7 @@ from netmon.dl.verdict.baseline import (
     baseline_by,
     baseline_durations,
     baseline_rows,
+    besides_bytes,
     matrix,
     median,
     spread,
@@ -85,7 +86,8 @@ def conclude(
             second_cause=CAUSE_OF[second],
             second_culprit=_who(second, of_ranks.get(second, {}), blamed),
         )
-    sure = float(np.clip(shares[first] / max(excess - shares[second], 1.0), 0.0, 1.0))
+    others = shares[second] + shares["transfer"]  # what there was more to transfer is known, too
+    sure = float(np.clip(shares[first] / max(excess - others, 1.0), 0.0, 1.0))
     sure *= float(np.clip(1.0 - noise_ns / excess, 0.0, 1.0))
     return replace(_placed(verdict, first, of_ranks.get(first, {}), blamed, one, steps), confidence=round(sure, 3))
 
@@ -194,8 +196,8 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
 
 
 def _faster_half(table: Matrix, baseline: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """The faster half of the baseline: what slows one iteration may slow its neighbours, too."""
-    took = table.slowest[baseline]
+    """The faster half of the baseline for what they moved: what slows one iteration may slow its neighbours, too."""
+    took = besides_bytes(table, baseline)
     return baseline[took <= median(took)] if len(baseline) else baseline
 
 
