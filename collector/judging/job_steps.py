@@ -47,7 +47,7 @@ class JobSteps:
         self._durations: deque[tuple[int, int]] = deque(maxlen=_ITERATIONS)  # number and duration of whole iterations
         self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
         self._accounted: dict[int, int] = {}  # the last iteration of each rank whose foreign traffic is known
-        self._moved: dict[int, int] = {}  # bytes of the rank that moved most, of the last iterations
+        self._received: dict[int, int] = {}  # bytes of the rank that received most, of the last iterations
         self._baseline_ns = self._baseline_until = 0
         self._computed: deque[int] = deque(maxlen=2 * LASTS)  # of the rank with the least, in the last iterations
         self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
@@ -95,25 +95,25 @@ class JobSteps:
         known["shared"][near[own]] = True
         self._shared.extend(rows.number.tolist())
 
-    def were_accounted(self, rows: IterationRows, moved: npt.NDArray[np.int64]) -> None:
+    def were_accounted(self, rows: IterationRows, received: npt.NDArray[np.int64]) -> None:
         """Mark these iterations: their foreign traffic is known. Those with some were passed to were_shared before.
 
-        moved: bytes that each rank moved in it.
+        received: bytes of each rank's own transfers.
         """
         order = np.argsort(rows.number, kind="stable")
         first = starts(rows.number[order])
-        most = np.maximum.reduceat(moved[order], first).tolist() if len(rows) else []
+        most = np.maximum.reduceat(received[order], first).tolist() if len(rows) else []
         for number, bytes_ in zip(rows.number[order][first].tolist(), most, strict=True):
-            self._moved[number] = max(bytes_, self._moved.pop(number, 0))
-        while len(self._moved) > _ITERATIONS:
-            del self._moved[next(iter(self._moved))]
+            self._received[number] = max(bytes_, self._received.pop(number, 0))
+        while len(self._received) > _ITERATIONS:
+            del self._received[next(iter(self._received))]
         for rank, number in zip(rows.each_of("rank").tolist(), rows.number.tolist(), strict=True):
             self._accounted[rank] = max(number, self._accounted.get(rank, -1))
 
     @property
-    def moved(self) -> dict[int, int]:
-        """Bytes of the rank that moved most, by iteration, as far as known; a copy."""
-        return dict(self._moved)
+    def received(self) -> dict[int, int]:
+        """Bytes of the rank that received most, by iteration, as far as known; a copy."""
+        return dict(self._received)
 
     @property
     def _known_until(self) -> int:
@@ -127,7 +127,7 @@ class JobSteps:
         self._durations.clear()
         self._shared.clear()
         self._accounted.clear()
-        self._moved.clear()
+        self._received.clear()
         self._computed.clear()
         self._other.clear()
         self._published.clear()
@@ -233,10 +233,10 @@ def steps_in_utc(
     utc: npt.NDArray[np.int64],
     hosts: list[str],
     size: int,
-    moved: Mapping[int, int] | None = None,
+    received: Mapping[int, int] | None = None,
 ) -> Steps:
-    """Rows of STEP as the verdict takes them; utc: (4, rows), of the four moments; hosts: of each row; moved: bytes of
-    the rank that moved most, by number, as far as known."""
+    """Rows of STEP as the verdict takes them; utc: (4, rows), of the four moments; hosts: of each row; received: bytes
+    of the rank that received most, by number, as far as known."""
     names = sorted(set(hosts))
     number_of = {name: number for number, name in enumerate(names)}
     start, end, comm_start, comm_end = utc
@@ -250,5 +250,5 @@ def steps_in_utc(
         host=np.array([number_of[host] for host in hosts], np.int64),
         hosts=names,
         size=size,
-        moved_bytes=np.array([(moved or {}).get(number, -1) for number in rows["number"].tolist()], np.int64),
+        received_bytes=np.array([(received or {}).get(number, -1) for number in rows["number"].tolist()], np.int64),
     )

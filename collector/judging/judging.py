@@ -230,7 +230,7 @@ class Case:
     size: int
     relative: bool
     steps: Table  # dtype STEP
-    moved: Mapping[int, int]  # bytes of the rank that moved most, by number
+    received: Mapping[int, int]  # bytes of the rank that received most, by number
     hosts: Mapping[int, str]  # names by index of session
     clocks: Mapping[int, TimeMap]  # by index of session; those of sessions that are there
     clock_error_ns: int
@@ -258,7 +258,7 @@ class Case:
         of = np.searchsorted(there, rows["session"])
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
         hosts = [self.hosts[session_index] for session_index in rows["session"].tolist()]
-        steps = steps_in_utc(rows, utc, hosts, self.size, self.moved)
+        steps = steps_in_utc(rows, utc, hosts, self.size, self.received)
         calls = _in_utc(self.calls, maps, there)
         steps = with_waits(steps, calls) if calls is not None else steps
         table = matrix(steps)
@@ -419,11 +419,10 @@ class Judging:
         for name, own in shared.by_job():
             if name in self._jobs:
                 self._jobs[name].were_shared(shared.take(own))
-        of = accounted.tallies
-        moved = np.maximum(*(of[f"dl_{way}_bytes"] - of[f"dl_control_{way}_bytes"] for way in ("tx", "rx")))
+        received = accounted.tallies["dl_rx_bytes"] - accounted.tallies["dl_control_rx_bytes"]
         for name, own in accounted.rows.by_job():
             if name in self._jobs:
-                self._jobs[name].were_accounted(accounted.rows.take(own), moved[own])
+                self._jobs[name].were_accounted(accounted.rows.take(own), received[own])
 
     def tick(self, settled: Settled) -> None:
         """Add the final rows of a tick, and judge due iterations unless one is being judged."""
@@ -595,7 +594,7 @@ class Judging:
         }
         whose, of_flow = self._whose(name, job.size, list(sessions))
         return Case(
-            *(name, number, job.size, job.relative, job.rows(), job.moved, dict(job.host_of)),
+            *(name, number, job.size, job.relative, job.rows(), job.received, dict(job.host_of)),
             clocks={session_index: session.window.alignment.map for session_index, session in sessions.items()},
             clock_error_ns=max((s.window.alignment.error_ns for s in sessions.values()), default=0),
             links={number: link for session in sessions.values() for number, link in _links(session)},

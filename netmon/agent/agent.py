@@ -181,7 +181,11 @@ class Agent:
             ledger=ledger.due(now_ns) if last is None else last,
             cost=self._evidence.cost.measure(sending.spool.size, self._marks.refused + sending.leftovers.lost),
             exchanges=sending.exchanges.take(),
-            **self._evidence.due(streamed.buckets, marks, self._marks.active(), read_ns, self._schedule.idle),
+            **self._evidence.due(
+                *(streamed.buckets, marks, self._marks.active(), read_ns),
+                idle=self._schedule.idle,
+                last=last is not None,
+            ),
         )
         accounts = ledger.account(batch.ledger) if last is None else downtime.ENDED
         sending.send(batch, accounts, owners.flows)

@@ -176,15 +176,15 @@ class Evidence:
         self._host.watch(now_ns)
 
     def due(
-        self, rows: Table, marks: Sequence[Mark], active: Iterable[Active], now_ns: int, idle: bool
+        self, rows: Table, marks: Sequence[Mark], active: Iterable[Active], now_ns: int, idle: bool, last: bool
     ) -> dict[str, Any]:
         """Fields of a batch that carries these rows (dtype BUCKET or COARSE) and marks. active: the ranks; idle: there
-        is no traffic.
+        is no traffic; last: it is the last batch.
         """
         self.transport.count(rows)
         self._host.add_marks(marks)
         self._add_marks(marks)
-        nic = self._nic.due(now_ns, idle)
+        nic = self._nic.due(now_ns, idle, last)
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host, "rdma": self.posted.due(words)}

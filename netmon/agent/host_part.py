@@ -69,13 +69,15 @@ class NicSamples:
         self._whole_ns, self._still = 0, False
         self._latest: list[NicSample] = []
 
-    def due(self, now_ns: int, idle: bool = False) -> list[NicSample]:
-        """A sample per device when an interval is over: of what has changed, now and then of everything.
+    def due(self, now_ns: int, idle: bool = False, last: bool = False) -> list[NicSample]:
+        """A sample per device when an interval is over, or if it is the last one: of what has changed, now and then of
+        everything.
 
         idle: there is no traffic that we see; as long as the counters show none either, they are read less often.
         """
         more_ns = (_STILL - 1) * self.interval_ns if idle and self._still else 0
-        if not self.interval_ns or now_ns < self._due_ns + more_ns or not self._limiter.allows():
+        early = now_ns < self._due_ns + more_ns or not self._limiter.allows()
+        if not self.interval_ns or (early and not last):
             return []
         self._due_ns = now_ns + self.interval_ns
         if now_ns >= self._whole_ns:

@@ -103,7 +103,7 @@ def _begun(data: Path, table: str, names: list[str], span: tuple[int, int], cond
 _ITERATION = [
     *("host", "session", "job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
     *("exposed_ns", "error_ns", "relative", "node_shared"),
-    *("dl_tx_bytes", "dl_rx_bytes", "dl_control_tx_bytes", "dl_control_rx_bytes"),
+    *("dl_rx_bytes", "dl_control_rx_bytes"),
 ]
 _BUCKET = [
     *("host", "session", "interface", "direction", "flow_id", "bucket_start_ns", "bucket_ns"),
@@ -358,15 +358,14 @@ def steps_of(rows: pd.DataFrame) -> Steps:
         hosts=hosts.tolist(),
         size=_job_of(rows)[1],
         relative=bool(rows["relative"].fillna(False).all()),
-        moved_bytes=_moved(rows),
+        received_bytes=_received(rows),
     )
 
 
-def _moved(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Bytes of gradients and the like, the way in which a rank moved more; −1: not known."""
-    ways = [rows[f"dl_{way}_bytes"] - rows[f"dl_control_{way}_bytes"] for way in ("tx", "rx")]
-    moved: npt.NDArray[np.int64] = np.maximum(*(way.fillna(-1).to_numpy(np.int64) for way in ways))
-    return moved
+def _received(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Bytes of gradients and the like; −1: not known."""
+    received: npt.NDArray[np.int64] = (rows["dl_rx_bytes"] - rows["dl_control_rx_bytes"]).fillna(-1).to_numpy(np.int64)
+    return received
 
 
 def _steps_with_waits(data: Path, job: str, rows: pd.DataFrame) -> Steps:

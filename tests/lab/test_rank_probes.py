@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_for
 
 from netmon.kernel.meter.memory import mapped_array
 from netmon.records import STEP_RANK
@@ -60,7 +61,9 @@ def called(probed, folder: Path, cxx11: int, lines: str) -> np.ndarray:
     command = [sys.executable, "-c", CALLER, library]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        assert probed.uprobes.follow([process.pid]) == [str(library)]
+        found: list[str] = []  # a library that is not read in half a second is probed by a later look
+        wait_for(lambda: bool(found.extend(probed.uprobes.follow([process.pid])) or found))
+        assert found == [str(library)]
         process.communicate(lines)
     assert process.returncode == 0
     return probed.ring.take()

@@ -122,21 +122,33 @@ def test_it_is_the_median_of_the_iterations_before_that_are_a_measure():
                 assert found[row] == (int(median(of.slowest[compared])) if len(compared) else 0)
 
 
-def test_iterations_that_a_slow_link_delayed_are_told_from_those_that_moved_much():
+def test_iterations_that_a_slow_link_delayed_are_told_from_those_that_received_much():
     random = np.random.default_rng(2)
     count = 60
-    number, moved, slow = np.arange(count), random.integers(2_000_000, 5_000_000, count), np.arange(count) % 5 == 0
-    took = 20_000_000 + moved * np.where(slow, 60, 40)  # ns
-    table = matrix(one_rank(number, took, moved))
+    number, received, slow = np.arange(count), random.integers(2_000_000, 5_000_000, count), np.arange(count) % 5 == 0
+    took = 20_000_000 + received * np.where(slow, 60, 40)  # ns
+    table = matrix(one_rank(number, took, received))
     assert set(table.slowest[slow]) & set(np.sort(table.slowest)[:30])  # by their durations alone they are not
     found = besides_bytes(table, number)
     assert found[slow].min() > found[~slow].max()
-    for unknown in (None, np.where(number == 7, -1, moved), np.full(count, 1_000_000)):
+    for unknown in (None, np.where(number == 7, -1, received), np.full(count, 1_000_000)):
         assert (besides_bytes(matrix(one_rank(number, took, unknown)), number) == took).all()
 
 
-def one_rank(number, took, moved):
+def one_rank(number, took, received):
     start, none = np.cumsum(took) - took, np.zeros(len(number), np.int64)
     return Steps(
-        number, none, start, start + took, none, none, none - 1, none, none > 0, none, ("h0",), 1, moved_bytes=moved
+        number,
+        none,
+        start,
+        start + took,
+        none,
+        none,
+        none - 1,
+        none,
+        none > 0,
+        none,
+        ("h0",),
+        1,
+        received_bytes=received,
     )

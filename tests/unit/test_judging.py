@@ -104,20 +104,20 @@ def test_a_rank_that_counts_anew_begins_anew():
     accounted(job, 9)
     assert told(job, [0], duration_ms=900) == []
     assert set(job.rows()["number"].tolist()) == {0}
-    assert job.moved == {}
+    assert job.received == {}
 
 
-def test_an_iteration_moved_what_its_busiest_rank_did_whenever_that_is_known():
+def test_an_iteration_received_what_its_busiest_rank_did_whenever_that_is_known():
     job = JobSteps()
     told(job, range(300))
-    for rank, moved in ((0, 7), (1, 9)):
+    for rank, received in ((0, 7), (1, 9)):
         job.were_accounted(
-            iteration_rows([(rank, iteration(number, rank)) for number in range(300)]), np.full(300, moved)
+            iteration_rows([(rank, iteration(number, rank)) for number in range(300)]), np.full(300, received)
         )
-    assert job.moved == dict.fromkeys(range(50, 300), 9)
+    assert job.received == dict.fromkeys(range(50, 300), 9)
     rows = job.rows()[:2]
     times = np.zeros((4, 2), np.int64)
-    assert steps_in_utc(rows, times, ["h0", "h1"], 2, {int(rows["number"][0]): 5}).moved_bytes.tolist() == [
+    assert steps_in_utc(rows, times, ["h0", "h1"], 2, {int(rows["number"][0]): 5}).received_bytes.tolist() == [
         5 if number == rows["number"][0] else -1 for number in rows["number"]
     ]
 

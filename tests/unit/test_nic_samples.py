@@ -26,3 +26,12 @@ def test_counters_that_stand_still_are_read_less_often_until_there_is_traffic() 
     samples.due(now + 9 * S)
     samples.due(now + 10 * S)
     assert len(reads) == 5
+
+
+def test_the_last_sample_is_taken_however_early_it_is() -> None:
+    samples, now = NicSamples(Links([1], ["lo"]), 1, S), 10**18
+    reads = []
+    samples._counters.read = lambda names: reads.append(len(reads)) or []
+    for last in (False, False, True):
+        samples.due(now, idle=True, last=last)
+    assert len(reads) == 2

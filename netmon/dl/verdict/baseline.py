@@ -103,7 +103,7 @@ MOST = 200
 """Most iterations of a baseline: the nearest."""
 
 _AT_ONCE = 4_096  # iterations whose baselines are in memory together
-_VARIES = 1.1  # the most that moves in one, times the least
+_VARIES = 1.1  # the most that is received in one, times the least
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Matrix:
     error: _Floats
     shared: npt.NDArray[np.bool_]
     waited: _Floats  # in calls anywhere in the iteration
-    moved: _Floats  # (iterations,): bytes of the rank that moved most
+    received: _Floats  # (iterations,): bytes of the rank that received most
 
     @cached_property
     def duration(self) -> _Floats:
@@ -197,7 +197,7 @@ def matrix(steps: Steps) -> Matrix:
     following = np.full(shape, np.nan)
     following[:-1] = np.where(numbers[1:, None] == numbers[:-1, None] + 1, comm_start[1:], np.nan)
     alone = _wait_alone(start, end, comm_start, comm_end)
-    moved = np.full(len(steps.number), -1) if steps.moved_bytes is None else steps.moved_bytes
+    received = np.full(len(steps.number), -1) if steps.received_bytes is None else steps.received_bytes
     return Matrix(
         *(base, numbers, ranks, host, np.where(alone, comm_start, start), np.where(alone, following, end)),
         comm_start=comm_start,
@@ -206,7 +206,7 @@ def matrix(steps: Steps) -> Matrix:
         error=filled(steps.error_ns),
         shared=shared,
         waited=np.where(alone, np.nan, filled(waited_ns, waited_ns >= 0)),
-        moved=np.maximum.reduce(filled(moved, moved >= 0), axis=1),
+        received=np.maximum.reduce(filled(received, received >= 0), axis=1),
     )
 
 
@@ -232,19 +232,19 @@ def baseline_rows(of: Durations, row: int) -> npt.NDArray[np.intp]:
 
 def besides_bytes(table: Matrix, rows: npt.NDArray[np.intp]) -> _Floats:
     """(rows,): how long these took, ns, less what they took for their bytes, by Tukey's resistant line through the
-    thirds that moved least and most; how long they took where that is not known, or all moved about as much.
+    thirds that received least and most; how long they took where that is not known, or about as much in all.
 
     Tukey, "Exploratory Data Analysis", 1977, chapter 10.
     """
-    took, moved = table.slowest[rows], table.moved[rows]
-    if not len(rows) or not np.isfinite(moved).all() or moved.max() <= _VARIES * moved.min():
+    took, received = table.slowest[rows], table.received[rows]
+    if not len(rows) or not np.isfinite(received).all() or received.max() <= _VARIES * received.min():
         return took
-    order, third = np.argsort(moved, kind="stable"), -(-len(rows) // 3)
+    order, third = np.argsort(received, kind="stable"), -(-len(rows) // 3)
     (less, sooner), (more, later) = (
-        (median(moved[some]), median(took[some])) for some in (order[:third], order[-third:])
+        (median(received[some]), median(took[some])) for some in (order[:third], order[-third:])
     )
     pace = max(0.0, later - sooner) / (more - less) if more > less else 0.0
-    return np.asarray(took - pace * moved)
+    return np.asarray(took - pace * received)
 
 
 def baseline_durations(of: Durations, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:

@@ -196,7 +196,7 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
 
 
 def _faster_half(table: Matrix, baseline: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """The faster half of the baseline for what they moved: what slows one iteration may slow its neighbours, too."""
+    """The faster half of the baseline for what they received: what slows one iteration may slow its neighbours, too."""
     took = besides_bytes(table, baseline)
     return baseline[took <= median(took)] if len(baseline) else baseline
 
@@ -317,17 +317,17 @@ def _share_of(slow: Slow | None, transfers: Transfers) -> str:
 def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     """Whether the verdict is published without a request for this iteration.
 
-    Its iteration takes NOTABLE × the baseline. If the cause is not in the network, its excess is also more than the
-    job's iterations always differ by; only their shorter half shows that, since the longer half has the disturbed ones.
-    These are published in spite of such differences:
+    Its iteration takes NOTABLE × the baseline; if the cause is in the network, also without what there was more to
+    transfer. If not, its excess is also more than the job's iterations always differ by; only their shorter half shows
+    that, since the longer half has the disturbed ones. These are published in spite of such differences:
 
     * one late rank that explains all of the excess, from _SURE_FROM × the baseline on;
     * a rank's own work, or a pause of all ranks, if that hardly differs at other times, however much transfers do;
     * a rank that a quota throttled.
 
     A verdict with little or no knowledge of the cause is published only where the iteration took _UNKNOWN_FROM × the
-    baseline, and exceeds twice those differences. Lost packets, or a slow link, that explain less than half count as
-    little knowledge.
+    baseline, and exceeds twice those differences. Lost packets, or a slow link, that explain less than half, without
+    what there was more to transfer, count as little knowledge.
     """
     if verdict.cause == Cause.CHANGE:
         return True
@@ -335,7 +335,7 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
         return False
     ratio = verdict.duration_ns / verdict.baseline_ns
     if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
-        return ratio >= NOTABLE
+        return verdict.duration_ns - verdict.transfer_ns >= NOTABLE * verdict.baseline_ns
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
         return True
     took = one.table.slowest[one.baseline]
