@@ -22,9 +22,9 @@ from netmon.dl.verdict.baseline import (
     Durations,
     baseline_durations,
     baseline_rows,
-    besides_bytes,
     matrix,
     median,
+    ns_per_byte,
 )
 from netmon.dl.verdict.evidence import Steps
 from netmon.history.judging import steps_of as steps_of_job
@@ -122,17 +122,19 @@ def test_it_is_the_median_of_the_iterations_before_that_are_a_measure():
                 assert found[row] == (int(median(of.slowest[compared])) if len(compared) else 0)
 
 
-def test_iterations_that_a_slow_link_delayed_are_told_from_those_that_received_much():
+def test_what_bytes_take_is_told_in_spite_of_a_slow_link():
     random = np.random.default_rng(2)
     count = 60
     number, received, slow = np.arange(count), random.integers(2_000_000, 5_000_000, count), np.arange(count) % 5 == 0
     took = 20_000_000 + received * np.where(slow, 60, 40)  # ns
     table = matrix(one_rank(number, took, received))
-    assert set(table.slowest[slow]) & set(np.sort(table.slowest)[:30])  # by their durations alone they are not
-    found = besides_bytes(table, number)
-    assert found[slow].min() > found[~slow].max()
+    assert set(table.slowest[slow]) & set(np.sort(table.slowest)[:30])  # by their durations alone none stands out
+    pace = ns_per_byte(table, number)
+    assert pace == pytest.approx(40, rel=0.2)
+    besides = table.slowest - pace * table.received
+    assert besides[slow].min() > besides[~slow].max()
     for unknown in (None, np.where(number == 7, -1, received), np.full(count, 1_000_000)):
-        assert (besides_bytes(matrix(one_rank(number, took, unknown)), number) == took).all()
+        assert ns_per_byte(matrix(one_rank(number, took, unknown)), number) == 0
 
 
 def one_rank(number, took, received):

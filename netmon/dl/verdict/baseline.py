@@ -230,21 +230,20 @@ def baseline_rows(of: Durations, row: int) -> npt.NDArray[np.intp]:
     return np.asarray(found[found >= 0])
 
 
-def besides_bytes(table: Matrix, rows: npt.NDArray[np.intp]) -> _Floats:
-    """(rows,): how long these took, ns, less what they took for their bytes, by Tukey's resistant line through the
-    thirds that received least and most; how long they took where that is not known, or about as much in all.
+def ns_per_byte(table: Matrix, rows: npt.NDArray[np.intp]) -> float:
+    """How much longer these took for each byte that they received more, by Tukey's resistant line through the thirds
+    that received least and most; 0 where that is not known, or all received about as much.
 
     Tukey, "Exploratory Data Analysis", 1977, chapter 10.
     """
     took, received = table.slowest[rows], table.received[rows]
     if not len(rows) or not np.isfinite(received).all() or received.max() <= _VARIES * received.min():
-        return took
+        return 0.0
     order, third = np.argsort(received, kind="stable"), -(-len(rows) // 3)
     (less, sooner), (more, later) = (
         (median(received[some]), median(took[some])) for some in (order[:third], order[-third:])
     )
-    pace = max(0.0, later - sooner) / (more - less) if more > less else 0.0
-    return np.asarray(took - pace * received)
+    return max(0.0, later - sooner) / (more - less) if more > less else 0.0
 
 
 def baseline_durations(of: Durations, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:

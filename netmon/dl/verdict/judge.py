@@ -24,9 +24,9 @@ from netmon.dl.verdict.baseline import (
     baseline_by,
     baseline_durations,
     baseline_rows,
-    besides_bytes,
     matrix,
     median,
+    ns_per_byte,
     spread,
 )
 from netmon.dl.verdict.blame import SILENT, blame_shares
@@ -155,6 +155,7 @@ SCATTERS = 8
 """Times the spread of the shorter half of a job's iterations: an excess within it is not reported."""
 
 _UNKNOWN_FROM = 2.0  # times the baseline
+_LONGER = 1.1  # times the baseline: an iteration without what it took because it received more
 _LIKELY = 0.6  # confidence: else hardly more is known of the cause than that it is not known
 _HALF, _PARTLY = 0.5, (Cause.LOSS, Cause.SLOW_LINK)  # confidence, of causes that show now and then on a busy host
 _SURE, _SURE_FROM = 0.95, 1.4  # confidence that a rank was late, and times the baseline
@@ -197,8 +198,11 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
 
 def _faster_half(table: Matrix, baseline: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """The faster half of the baseline for what they received: what slows one iteration may slow its neighbours, too."""
-    took = besides_bytes(table, baseline)
-    return baseline[took <= median(took)] if len(baseline) else baseline
+    if not len(baseline):
+        return baseline
+    pace = ns_per_byte(table, baseline)
+    took = table.slowest[baseline] - (pace * table.received[baseline] if pace else 0.0)
+    return baseline[took <= median(took)]
 
 
 def judge_input(
@@ -335,7 +339,8 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
         return False
     ratio = verdict.duration_ns / verdict.baseline_ns
     if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
-        return verdict.duration_ns - verdict.transfer_ns >= NOTABLE * verdict.baseline_ns
+        without = verdict.duration_ns - verdict.transfer_ns, verdict.duration_ns - _for_more_bytes(one)
+        return without[0] >= NOTABLE * verdict.baseline_ns and without[1] >= _LONGER * verdict.baseline_ns
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
         return True
     took = one.table.slowest[one.baseline]
@@ -343,6 +348,13 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY:
         return ratio >= NOTABLE and (verdict.excess_ns >= differ_ns or _clearly_itself(one, verdict))
     return ratio >= _UNKNOWN_FROM and verdict.excess_ns >= 2 * differ_ns
+
+
+def _for_more_bytes(one: Judged) -> float:
+    """What the iteration takes longer, ns, because it received more than the baseline."""
+    pace = ns_per_byte(one.table, one.baseline)
+    more = one.table.received[one.row] - median(one.table.received[one.baseline]) if pace else 0.0
+    return pace * float(more) if more > 0 else 0.0
 
 
 def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
