@@ -103,7 +103,7 @@ MOST = 200
 """Most iterations of a baseline: the nearest."""
 
 _AT_ONCE = 4_096  # iterations whose baselines are in memory together
-_VARIES = 1.1  # the most that is received in one, times the least
+_VARIES = 1.1  # times as many bytes: what is sent again may arrive twice
 
 
 @dataclass(frozen=True)
@@ -237,13 +237,13 @@ def ns_per_byte(table: Matrix, rows: npt.NDArray[np.intp]) -> float:
     Tukey, "Exploratory Data Analysis", 1977, chapter 10.
     """
     took, received = table.slowest[rows], table.received[rows]
-    if not len(rows) or not np.isfinite(received).all() or received.max() <= _VARIES * received.min():
+    if not len(rows) or not np.isfinite(received).all():
         return 0.0
     order, third = np.argsort(received, kind="stable"), -(-len(rows) // 3)
     (less, sooner), (more, later) = (
         (median(received[some]), median(took[some])) for some in (order[:third], order[-third:])
     )
-    return max(0.0, later - sooner) / (more - less) if more > less else 0.0
+    return max(0.0, later - sooner) / (more - less) if more > _VARIES * less else 0.0
 
 
 def baseline_durations(of: Durations, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:
