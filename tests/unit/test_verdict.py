@@ -321,6 +321,20 @@ def test_lost_packets_that_explain_little_are_not_told_of(confidence, told):
     assert worth_reporting(one, verdict) == told
 
 
+@pytest.mark.parametrize(
+    ("received_mb", "transfer_ms", "told"), [(7, 0, True), (13, 0, False), (-1, 0, True), (7, 50, False), (7, 40, True)]
+)
+def test_the_network_is_not_accused_of_what_more_bytes_take(received_mb, transfer_ms, told):
+    steps = plain_steps(20)
+    received = 1_000_000 * (5 + steps.number % 5)  # 10 ns each
+    took = np.where(steps.number == SLOW, 140 * MS, 10 * MS + 10 * received)
+    received[SLOW] = 1_000_000 * received_mb
+    steps = replace(steps, end_ns=steps.start_ns + took, received_bytes=np.where(received < 0, -1, received))
+    one = judge_input("resnet", matrix(steps), no_link_totals(), SLOW)
+    verdict = replace(verdict_on(one, steps), cause=Cause.LOSS, confidence=0.9, transfer_ns=transfer_ms * MS)
+    assert worth_reporting(one, verdict) == told
+
+
 def test_what_is_compared_with_nothing_is_not_told_of():
     steps = plain_steps(3)
     one = judge_input("resnet", matrix(steps), no_link_totals(), 2)

@@ -339,8 +339,9 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
         return False
     ratio = verdict.duration_ns / verdict.baseline_ns
     if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
-        without = verdict.duration_ns - verdict.transfer_ns, verdict.duration_ns - _for_more_bytes(one)
-        return without[0] >= NOTABLE * verdict.baseline_ns and without[1] >= _LONGER * verdict.baseline_ns
+        more_ns = _for_more_bytes(one) if verdict.cause in _PARTLY else 0.0
+        longer = verdict.duration_ns - more_ns >= _LONGER * verdict.baseline_ns
+        return longer and verdict.duration_ns - verdict.transfer_ns >= NOTABLE * verdict.baseline_ns
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
         return True
     took = one.table.slowest[one.baseline]
@@ -351,7 +352,7 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
 
 
 def _for_more_bytes(one: Judged) -> float:
-    """What the iteration takes longer, ns, because it received more than the baseline."""
+    """What an iteration takes longer, ns, as it received more than the baseline: what its ranks load counts, too."""
     pace = ns_per_byte(one.table, one.baseline)
     more = one.table.received[one.row] - median(one.table.received[one.baseline]) if pace else 0.0
     return pace * float(more) if more > 0 else 0.0
