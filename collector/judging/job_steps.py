@@ -100,15 +100,12 @@ class JobSteps:
 
         received: bytes of each rank's own transfers.
         """
-        order = np.argsort(rows.number, kind="stable")
-        first = starts(rows.number[order])
-        most = np.maximum.reduceat(received[order], first).tolist() if len(rows) else []
-        for number, bytes_ in zip(rows.number[order][first].tolist(), most, strict=True):
+        columns = rows.each_of("rank"), rows.number, received
+        for rank, number, bytes_ in zip(*(column.tolist() for column in columns), strict=True):
+            self._accounted[rank] = max(number, self._accounted.get(rank, -1))
             self._received[number] = max(bytes_, self._received.pop(number, 0))
         while len(self._received) > _ITERATIONS:
             del self._received[next(iter(self._received))]
-        for rank, number in zip(rows.each_of("rank").tolist(), rows.number.tolist(), strict=True):
-            self._accounted[rank] = max(number, self._accounted.get(rank, -1))
 
     @property
     def received(self) -> dict[int, int]:
@@ -180,7 +177,7 @@ class JobSteps:
             return []
         rows = self.rows()
         moments, hosts = np.stack([rows[name] for name in _MOMENTS]), rows["session"].astype(str).tolist()
-        table = matrix(steps_in_utc(rows, moments, hosts, self.size))
+        table = matrix(steps_in_utc(rows, moments, hosts, self.size, self._received))
         first = int(table.number[table.changes[-1]]) if table.changes else -1
         found = first >= self._other[0][0] - LASTS
         if found:
@@ -233,7 +230,7 @@ def steps_in_utc(
     utc: npt.NDArray[np.int64],
     hosts: list[str],
     size: int,
-    received: Mapping[int, int] | None = None,
+    received: Mapping[int, int],
 ) -> Steps:
     """Rows of STEP as the verdict takes them; utc: (4, rows), of the four moments; hosts: of each row; received: bytes
     of the rank that received most, by number, as far as known."""
@@ -250,5 +247,5 @@ def steps_in_utc(
         host=np.array([number_of[host] for host in hosts], np.int64),
         hosts=names,
         size=size,
-        received_bytes=np.array([(received or {}).get(number, -1) for number in rows["number"].tolist()], np.int64),
+        received_bytes=np.array([received.get(number, -1) for number in rows["number"].tolist()], np.int64),
     )

@@ -139,18 +139,5 @@ def test_what_bytes_take_is_told_in_spite_of_a_slow_link():
 
 def one_rank(number, took, received):
     start, none = np.cumsum(took) - took, np.zeros(len(number), np.int64)
-    return Steps(
-        number,
-        none,
-        start,
-        start + took,
-        none,
-        none,
-        none - 1,
-        none,
-        none > 0,
-        none,
-        ("h0",),
-        1,
-        received_bytes=received,
-    )
+    known, unknown = (number, none, start, start + took), (none, none, none - 1, none)
+    return Steps(*known, *unknown, none > 0, none, ("h0",), 1, received_bytes=received)

@@ -151,7 +151,7 @@ def test_moments_that_nobody_told_stay_unknown():
     told(job, range(3))
     rows = job.rows()
     utc = np.stack([rows[name] + 7 for name in ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")])
-    steps = steps_in_utc(rows, utc, [f"h{place}" for place in rows["session"].tolist()], 2)
+    steps = steps_in_utc(rows, utc, [f"h{place}" for place in rows["session"].tolist()], 2, {})
     assert (steps.start_ns == rows["start_ns"] + 7).all()
     assert not steps.comm_start_ns.any()
     assert [steps.hosts[host] for host in steps.host.tolist()] == [f"h{rank}" for rank in steps.rank.tolist()]

@@ -38,7 +38,7 @@ class Steps:
     size: int  # ranks of the job; 0: unknown
     relative: bool = False  # numbers are counted since the first observation
     waited_ns: Numbers | None = None  # in calls anywhere in the iteration; −1: unknown
-    received_bytes: Numbers | None = None  # of the rank's own transfers: what is sent again arrives once; −1: unknown
+    received_bytes: Numbers | None = None  # of the rank's own transfers; −1: unknown
 
 
 def with_waits(steps: Steps, calls: Mapping[str, npt.ArrayLike] | Table) -> Steps:

@@ -186,12 +186,11 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
-        rows |= {row, *_near(table, baseline_rows(table.durations, row), row)}
+        rows |= {row, *_near(_faster_half(table, baseline_rows(table.durations, row)), row)}
     return _spans(table, sorted(rows))
 
 
-def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
-    faster = _faster_half(table, baseline)
+def _near(faster: npt.NDArray[np.intp], row: int) -> list[int]:
     near = faster[np.argsort(np.abs(faster - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
 
@@ -218,9 +217,10 @@ def judge_input(
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
     baseline = baseline_rows(table.durations, row)
-    traffic = JobTraffic(link_totals, job, _spans(table, _faster_half(table, baseline)))
+    faster = _faster_half(table, baseline)
+    traffic = JobTraffic(link_totals, job, _spans(table, faster))
     seen = traffic.window(*span_of(table, row))
-    near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
+    near = ((one, traffic.window(*span_of(table, one))) for one in _near(faster, row))
     references = {one: found for one, found in near if found}
 
     def transfers() -> Transfers | None:
