@@ -83,6 +83,17 @@ def test_equal_blocks_in_step_are_mistaken_for_iterations_only_at_first():
     assert np.abs(late - begun[8:]).max() <= MS
 
 
+def test_long_pauses_of_a_busy_host_are_not_those_between_steps():
+    wire = Wire()
+    compute_ms = np.full(100, 50)
+    compute_ms[[2, 9, 26, 38, 39, 60, 85, 97]] = 130
+    begun = wire.train(ring("1", "2"), compute_ms, volume=1_000_000, blocks=1)
+    said = replay(wire, after_s=15)
+    assert set(said.jobs) == {"traffic-1"}
+    assert_same_iterations(said, begun[-len(said.starts()) :])
+    assert len(said.starts()) >= 60
+
+
 def test_drift_a_pause_and_another_batch_size():
     wire = Wire()
     begun = wire.train(ring("1", "2", "3"), [*np.linspace(60, 90, 10), *([4000] + [60] * 5), *[180] * 8])

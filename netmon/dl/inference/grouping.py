@@ -17,6 +17,7 @@ from netmon.dl.inference.bursts import (
     Edge,
     Repetition,
     pauses_before,
+    recurring_volume,
     repetition,
     together,
 )
@@ -609,6 +610,8 @@ _SHORT_NS, _LONG_ENOUGH_NS = 150_000_000, 400_000_000  # of what may be a layer'
 _UNEVEN = 2.2  # times the shortest pause
 _IRREGULAR = 3.5  # times the shortest
 _MANY_PARTS = 100
+_RARE = 0.1  # of the pauses: long ones that a busy host may have made
+_RECURS, _TO_TELL = 0.6, 5  # of the long pauses; so many of them
 
 
 def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -> bool:
@@ -621,10 +624,32 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
         return True
     if own.period_ns >= _SHORT_NS:
         return False
-    rows = together([c.bursts.rows for c in flows if c.flow in group.flows], resolution_ns)
-    pauses = pauses_before(rows)[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
-    uneven = bool(pauses.max() > _UNEVEN * max(1, int(pauses.min())))
-    return uneven or int(own.onsets_ns[-1] - own.onsets_ns[0]) < _LONG_ENOUGH_NS
+    if int(own.onsets_ns[-1] - own.onsets_ns[0]) < _LONG_ENOUGH_NS:
+        return True
+    known = [c.bursts.rows for c in flows if c.flow in group.flows]
+    rows = together(known, resolution_ns)
+    pauses = pauses_before(rows)
+    before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
+    uneven_ns = _UNEVEN * int(before.min())
+    if before.max() <= uneven_ns:
+        return False
+    if (before > uneven_ns).mean() > _RARE or abs(recurring_volume(rows) / own.volume - 1) > VOLUME_TOLERANCE:
+        return True
+    all_known = rows["start_ns"] >= max(each["start_ns"][0] for each in known)
+    return _recur(rows["level"][all_known & (pauses > uneven_ns)], own.volume)
+
+
+def _recur(levels: npt.NDArray[np.int64], volume: int) -> bool:
+    """Whether long pauses, before which so many bytes had passed, come back after as many repetitions each time, or are
+    too few to tell: those between steps do, those of a busy host do not."""
+    place = np.unique(np.round((levels - levels[:1]) / volume).astype(np.int64))
+    if len(place) < _TO_TELL:
+        return True
+    apart = (place[None, :] - place[:, None]).ravel()
+    often = np.bincount(apart[apart > 0])
+    by = np.arange(2, place[-1] // 2 + 1)
+    could = place.searchsorted(place[-1] - by, "right")  # those after which there is room for another one
+    return bool((often[by] >= _RECURS * could).any())
 
 
 def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
