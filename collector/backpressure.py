@@ -237,7 +237,7 @@ class Behind:
 
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
-_LATE_S = 2.0  # from one tick to the next: we were busy, or nobody let us work
+_LATE_S = 2.0  # from one batch to the next, whosever it is: we were busy, or nobody let us work
 _SILENT_S = 2.0  # agents send more often, also when they are requested fewer batches
 MOST_ROWS, MOST_BATCHES = 1_000_000, 64
 """Of a session that wait for the tick."""
@@ -277,8 +277,8 @@ class Intake:
         self._ticked = asyncio.Event()
         self.ticked_s = 0.0
         """When the last tick ended (monotonic clock)."""
-        self.late_s = 0.0
-        """When one came much later than it should, the last time."""
+        self.late_s = self._came_s = 0.0
+        """When something came again after nothing had come of anybody, the last time (monotonic clock)."""
         self._decided_s, self._worked_s = time.monotonic(), time.thread_time()
         self._said = 0
 
@@ -306,6 +306,10 @@ class Intake:
 
     def add_waiting(self, session: str, rows: int, horizon_ns: int, batches: int = 1) -> None:
         """Batches wait for the tick; horizon_ns: of the last one."""
+        now_s = time.monotonic()
+        if now_s - self._came_s > _LATE_S:
+            self.late_s = now_s
+        self._came_s = now_s
         if session not in self._joined:  # of a bus: it had fallen silent
             self.joined(session)
         coming = self._coming.setdefault(session, _Coming())
@@ -314,13 +318,15 @@ class Intake:
         self._rows += rows
         limit = self._backpressure.limit(session)
         if limit:
-            coming.free_s = max(coming.free_s, time.monotonic() - _BURST_S) + rows / limit
+            coming.free_s = max(coming.free_s, now_s - _BURST_S) + rows / limit
+
+    def silent_s(self, since_s: float) -> float:
+        """How long others have sent while somebody who has sent nothing since then did not."""
+        return self._came_s - max(since_s, self.late_s)
 
     def ticked(self) -> None:
         """All batches that came have been processed."""
         now, self._rows, self.weight = time.monotonic(), 0, 0
-        if now - self.ticked_s > _LATE_S:
-            self.late_s = now
         for coming in self._coming.values():
             if coming.horizon_ns >= 0:
                 coming.behind_s, coming.at_s = coming.behind.processed(coming.horizon_ns, now), now

@@ -56,12 +56,13 @@ class Live:
         failures: Failures,
         newest: Callable[[], Sequence[Session]],
         recording: Callable[[Collection[str]], Sequence[Session]],
+        silent_s: Callable[[float], float],
     ) -> None:
         """newest: the session of each host that viewers see. recording: of each of these hosts, the session that is
-        connected. Nothing is shown before `begin`.
+        connected. silent_s: see Intake. Nothing is shown before `begin`.
         """
         self._settings, self._flushing, self._failures, self._recording = settings, flushing, failures, recording
-        self._newest, self._shows_newest = newest, False
+        self._newest, self._shows_newest, self._silent_s = newest, False, silent_s
         self.jobs = Jobs(settings.parameters)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self.stored: Dataset | None = None  # of the dataset that the sink writes, where somebody can read them
@@ -77,7 +78,7 @@ class Live:
         self._by_index, self._sessions, self._shows_newest = sessions, Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
         self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
-        self.hangs = Hangs(tables, sessions, self.jobs.hung, self._store_hang)
+        self.hangs = Hangs(tables, sessions, self.jobs.hung, self._store_hang, self._silent_s)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
         self._rank_pairs = RankPairs(tables, sessions)
 

@@ -74,9 +74,9 @@ class Registry:
         self._careful_until = 0.0
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._known.values, lambda: self._stage.tables, self._discard, self.failures)
-        self.live = Live(settings, self.flushing, self.failures, self._newest, self.recording)
-        self._job_exchange = JobExchange(jobs)
         self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.rates)
+        self.live = Live(settings, self.flushing, self.failures, self._newest, self.recording, self.intake.silent_s)
+        self._job_exchange = JobExchange(jobs)
         self._leaving: list[Session] = []  # that have said their last word
         self._closing, self._opening = Together(self._part), asyncio.Lock()
         self._begin()

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 _EVERY_NS = 400_000_000  # between two checks of the jobs with waiting ranks
 _ROWS_NS = 8_000_000_000  # between two rows of a rank, at most
-_SILENT_S = 5.0  # after its last batch, a host is silent
+_SILENT_S = 5.0  # after its last batch, while others send, a host is silent
 _COLLECTIVE_NS = 2_500_000_000  # of a wait, in which its ranks may still transfer for the same call
 _FLOWING_NS = 5_000_000_000  # a job transfers if it sent something in this time
 _MOST_JOBS, _MOST_RANKS, _MOST_WORKS = 1_024, 1 << 14, 64
@@ -103,10 +103,12 @@ class Hangs:
         sessions: Mapping[int, Session],
         show: Callable[[str, tuple[Hang, ...]], None],
         store: Callable[[Hang], None],
+        silent_s: Callable[[float], float],
     ) -> None:
         """show: called with a job's hangs, newest first, whenever they change; store: called with a hang when it is
-        reported and when it ends."""
+        reported and when it ends; silent_s: see Intake."""
         self._tables, self._sessions, self._show, self._store = tables, sessions, show, store
+        self._silent_s = silent_s
         self._jobs: dict[str, _Job] = {}
         self._over: dict[str, tuple[int, dict[int, int]]] = {}  # since when all ranks have left; their processes
         self._checked_ns = 0
@@ -193,11 +195,10 @@ class Hangs:
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
         """Job and number of all ranks that are there; and by session, since when its host is silent (UTC, ns), 0: it
         is not."""
-        found, received = set[tuple[str, int]](), dict[int, int]()
-        now_s, now_ns = time.monotonic(), time.time_ns()
+        found, received, now_ns = set[tuple[str, int]](), dict[int, int](), time.time_ns()
         for session in newest:
-            quiet_s = now_s - session.last_batch_s
-            received[session.index] = now_ns - int(quiet_s * 1e9) if quiet_s > _SILENT_S else 0
+            silent_s = self._silent_s(session.last_batch_s)
+            received[session.index] = now_ns - int(silent_s * 1e9) if silent_s > _SILENT_S else 0
             found |= {(name, number) for name, number in session.window.ranks.processes() if name in self._jobs}
         return found, received
 

@@ -210,6 +210,22 @@ def test_a_session_waits_for_the_tick_alone() -> None:
     asyncio.run(scenario())
 
 
+def test_nobody_is_silent_while_nothing_comes_of_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, takes = 100.0, Intake(lambda: CALM)
+    monkeypatch.setattr("collector.backpressure.time.monotonic", lambda: now_s)
+    takes.add_waiting("dead", 1, 1)
+    for now_s in (100.5, 101.5, 102.5):
+        takes.add_waiting("lives", 1, 1)
+    assert takes.silent_s(100.0) == 2.5
+    now_s = 120.0  # we were stopped
+    assert takes.silent_s(100.0) == takes.silent_s(102.5) + 2.5 == 2.5
+    takes.add_waiting("lives", 1, 1)
+    assert takes.silent_s(100.0) == 0.0
+    now_s = 121.0
+    takes.add_waiting("lives", 1, 1)
+    assert (takes.silent_s(100.0), takes.silent_s(121.0)) == (1.0, 0.0)
+
+
 def test_who_connects_is_requested_fewer_batches_before_anybody_has_sent_one() -> None:
     takes = Intake(lambda: CALM)
     for number in range(500):

@@ -40,13 +40,19 @@ class Collector:
             flows=SimpleNamespace(jobs=["", "job"], state=state, flows=[]),
             sessions=SimpleNamespace(utc=lambda session, mono_ns: mono_ns),
         )
-        self.hangs = Hangs(tables, self.sessions, lambda _, hangs: self.shown.append(hangs), self.stored.append)
+        self.late_s = 0.0
+        self.hangs = Hangs(
+            tables, self.sessions, lambda _, hangs: self.shown.append(hangs), self.stored.append, self._silent_s
+        )
 
     def _session(self, number: int) -> SimpleNamespace:
         ranks = SimpleNamespace(processes=lambda: [] if number in self.left else [("job", number)])
         hello = SimpleNamespace(host=f"h{number}")
         window = SimpleNamespace(ranks=ranks, horizon_ns=1)
         return SimpleNamespace(index=number, hello=hello, window=window, last_batch_s=time.monotonic())
+
+    def _silent_s(self, since_s: float) -> float:
+        return time.monotonic() - max(since_s, self.late_s)
 
     def _take(self) -> list[Columns]:
         rows, self.rows = self.rows, []
@@ -126,6 +132,15 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     collector = Collector()
     collector.stands_still(cpu_ns=2 * S)
     assert collector.stored == []
+
+
+@pytest.mark.parametrize(("ours_s", "told"), [(30.0, [Hung.HOST_SILENT]), (1.0, [])])
+def test_a_host_that_is_silent_as_all_were_a_moment_ago_is_not_gone(ours_s: float, told: list[Hung]) -> None:
+    collector = Collector()
+    collector.sessions[2].last_batch_s -= 12
+    collector.late_s = time.monotonic() - ours_s
+    collector.stands_still(cpu_ns=2 * S)  # when it was last heard of
+    assert [hang.what for hang in collector.stored] == told
 
 
 @pytest.mark.parametrize(("later", "told"), [(ProcessState.RUNS, 0), (ProcessState.STOPPED, 1)])
