@@ -211,18 +211,21 @@ def test_a_session_waits_for_the_tick_alone() -> None:
 
 
 def test_nobody_is_silent_while_nothing_comes_of_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, takes = 100.0, Intake(lambda: CALM)
-    monkeypatch.setattr("collector.backpressure.time.monotonic", lambda: now_s)
+    now, takes = {"s": 100.0}, Intake(lambda: CALM)
+    monkeypatch.setattr("collector.backpressure.time.monotonic", lambda: now["s"])
+
+    def lives(*seconds: float) -> None:
+        for now["s"] in seconds:
+            takes.add_waiting("lives", 1, 1)
+
     takes.add_waiting("dead", 1, 1)
-    for now_s in (100.5, 101.5, 102.5):
-        takes.add_waiting("lives", 1, 1)
+    lives(100.5, 101.5, 102.5)
     assert takes.silent_s(100.0) == 2.5
-    now_s = 120.0  # we were stopped
-    assert takes.silent_s(100.0) == takes.silent_s(102.5) + 2.5 == 2.5
-    takes.add_waiting("lives", 1, 1)
+    now["s"] = 120.0  # we were stopped
+    assert (takes.silent_s(100.0), takes.silent_s(102.5)) == (2.5, 0.0)
+    lives(120.0)
     assert takes.silent_s(100.0) == 0.0
-    now_s = 121.0
-    takes.add_waiting("lives", 1, 1)
+    lives(121.0)
     assert (takes.silent_s(100.0), takes.silent_s(121.0)) == (1.0, 0.0)
 
 

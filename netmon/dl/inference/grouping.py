@@ -615,12 +615,12 @@ _RECURS, _TO_TELL = 0.6, 5  # of the long pauses; so many of them
 
 
 def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -> bool:
-    """Whether its repetitions may be parts of longer ones: short, after pauses that differ."""
+    """Whether its repetitions may be parts of longer ones: short, and the pauses before them differ or do not recur."""
     own = group.repetition
-    if group.starts or len(own.onsets_ns) > _MANY_PARTS:
+    if len(own.onsets_ns) > _MANY_PARTS:
         return False
     intervals = np.diff(own.onsets_ns)
-    if len(intervals) < _SURE and intervals.max() > _IRREGULAR * intervals.min():
+    if not group.starts and len(intervals) < _SURE and intervals.max() > _IRREGULAR * intervals.min():
         return True
     if own.period_ns >= _SHORT_NS:
         return False
@@ -628,12 +628,15 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
         return True
     known = [c.bursts.rows for c in flows if c.flow in group.flows]
     rows = together(known, resolution_ns)
+    recurs = abs(recurring_volume(rows) / own.volume - 1) <= VOLUME_TOLERANCE
+    if group.starts:
+        return not recurs
     pauses = pauses_before(rows)
     before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
     uneven_ns = _UNEVEN * int(before.min())
     if before.max() <= uneven_ns:
         return False
-    if (before > uneven_ns).mean() > _RARE or abs(recurring_volume(rows) / own.volume - 1) > VOLUME_TOLERANCE:
+    if not recurs or (before > uneven_ns).mean() > _RARE:
         return True
     all_known = rows["start_ns"] >= max(each["start_ns"][0] for each in known)
     return _recur(rows["level"][all_known & (pauses > uneven_ns)], own.volume)
