@@ -237,7 +237,7 @@ class Behind:
 
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
-_LATE_S = 2.0  # from one batch to the next, whosever it is: we were busy, or nobody let us work
+_LATE_S = 2.0  # from one tick, or one batch of anybody, to the next: we were busy, or nobody let us work
 _SILENT_S = 2.0  # agents send more often, also when they are requested fewer batches
 MOST_ROWS, MOST_BATCHES = 1_000_000, 64
 """Of a session that wait for the tick."""
@@ -278,7 +278,7 @@ class Intake:
         self.ticked_s = 0.0
         """When the last tick ended (monotonic clock)."""
         self.late_s = self._came_s = 0.0
-        """When something came again after nothing had come of anybody, the last time (monotonic clock)."""
+        """When a tick came much later than it should, or something after nothing had come of anybody, the last time."""
         self._decided_s, self._worked_s = time.monotonic(), time.thread_time()
         self._said = 0
 
@@ -327,6 +327,8 @@ class Intake:
     def ticked(self) -> None:
         """All batches that came have been processed."""
         now, self._rows, self.weight = time.monotonic(), 0, 0
+        if now - self.ticked_s > _LATE_S:
+            self.late_s = now
         for coming in self._coming.values():
             if coming.horizon_ns >= 0:
                 coming.behind_s, coming.at_s = coming.behind.processed(coming.horizon_ns, now), now
