@@ -611,7 +611,7 @@ _UNEVEN = 2.2  # times the shortest pause
 _IRREGULAR = 3.5  # times the shortest
 _MANY_PARTS = 100
 _RARE = 0.1  # of the pauses: long ones that a busy host may have made
-_RECURS, _TO_TELL = 0.6, 5  # of the long pauses; so many of them
+_RECURS, _TO_TELL, _MOST_LONG = 0.6, 5, 256  # of the long pauses; so many of them at least, and at most
 
 
 def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -> bool:
@@ -645,14 +645,13 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
 def _recur(levels: npt.NDArray[np.int64], volume: int) -> bool:
     """Whether long pauses, before which so many bytes had passed, come back after as many repetitions each time, or are
     too few to tell: those between steps do, those of a busy host do not."""
-    place = np.unique(np.round((levels - levels[:1]) / volume).astype(np.int64))
+    place = np.unique(np.round((levels - levels[:1]) / volume).astype(np.int64))[-_MOST_LONG:]
     if len(place) < _TO_TELL:
         return True
     apart = (place[None, :] - place[:, None]).ravel()
-    often = np.bincount(apart[apart > 0])
-    by = np.arange(2, place[-1] // 2 + 1)
+    by, often = np.unique(apart[apart > 1], return_counts=True)
     could = place.searchsorted(place[-1] - by, "right")  # those after which there is room for another one
-    return bool((often[by] >= _RECURS * could).any())
+    return bool(((often >= _RECURS * could) & (2 * could > len(place))).any())
 
 
 def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
