@@ -628,21 +628,25 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
         return True
     known = [c.bursts.rows for c in flows if c.flow in group.flows]
     rows = together(known, resolution_ns)
-    recurs = abs(recurring_volume(rows) / own.volume - 1) <= VOLUME_TOLERANCE
     if group.starts:
-        return not recurs
+        return not _recurs(rows, own.volume)
     pauses = pauses_before(rows)
     before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
     uneven_ns = _UNEVEN * int(before.min())
     if before.max() <= uneven_ns:
         return False
-    if not recurs or (before > uneven_ns).mean() > _RARE:
+    if (before > uneven_ns).mean() > _RARE or not _recurs(rows, own.volume):
         return True
     all_known = rows["start_ns"] >= max(each["start_ns"][0] for each in known)
-    return _recur(rows["level"][all_known & (pauses > uneven_ns)], own.volume)
+    return _may_be_regular(rows["level"][all_known & (pauses > uneven_ns)], own.volume)
 
 
-def _recur(levels: npt.NDArray[np.int64], volume: int) -> bool:
+def _recurs(rows: Table, volume: int) -> bool:
+    """Whether the pauses are the same again after so many bytes, and not after others only."""
+    return abs(recurring_volume(rows) / volume - 1) <= VOLUME_TOLERANCE
+
+
+def _may_be_regular(levels: npt.NDArray[np.int64], volume: int) -> bool:
     """Whether long pauses, before which so many bytes had passed, come back after as many repetitions each time, or are
     too few to tell: those between steps do, those of a busy host do not."""
     place = np.unique(np.round((levels - levels[:1]) / volume).astype(np.int64))[-_MOST_LONG:]
