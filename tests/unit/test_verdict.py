@@ -408,6 +408,18 @@ def test_a_link_that_was_slow_again_and_again_answers_for_all_of_it():
     assert verdict.slow_link_ns == pytest.approx(2 * 0.8 * 70 * MS, rel=0.2)
 
 
+@pytest.mark.parametrize(("fast", "cause"), [(0, Cause.SLOW_LINK), (1, Cause.UNKNOWN)])
+def test_a_link_that_senders_do_not_keep_busy_is_slow_where_nothing_came_faster(fast, cause):
+    """Three pieces in eight come at its pace, and five more slowly, each at another one."""
+    run, piece = Run(), 4.2 * CELLS
+    paces = [0.4, 0.4, 0.4, 0.12, 0.16, 0.21, 0.27, 0.33, *[0.9] * fast]
+    run.paces = 12 * [pace for pace in paces for _ in range(round(piece / CELLS / pace))]
+    verdict = run.judged()
+    assert verdict.cause == cause
+    if cause == Cause.SLOW_LINK:
+        assert verdict.slow_link_ns == pytest.approx((1 / 0.4 - 1) * TRANSFER * MS, rel=0.1)
+
+
 def test_a_slow_link_explains_most_of_what_the_transfer_took_longer_and_no_more_than_that():
     """Baseline iterations differ, and the quicker half of them shows what is usual."""
     run, uneven = Run(), [1.0] * 8 + [0.0] * 4 + [1.0] * 4 + [0.0] * 6

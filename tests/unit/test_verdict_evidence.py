@@ -12,7 +12,7 @@ from test_verdict import BEGIN, CELLS, COMPUTING, LINKS, MS, RANKS, SLOW, TRANSF
 from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
-from netmon.dl.verdict import LinkTotals, Steps, judge, standing_out
+from netmon.dl.verdict import Link, LinkTotals, Steps, Whose, judge, standing_out
 from netmon.dl.verdict.blame import Cells, lossy_link, slow_link
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, with_waits
@@ -20,6 +20,7 @@ from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.judge import conclude
 from netmon.dl.verdict.rank_times import most_relevant, path_of, rank_times
 from netmon.dl.verdict.verdict_text import sentence
+from netmon.dl.verdict.window import JobTraffic
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
 
@@ -562,6 +563,34 @@ def test_a_link_is_not_slow_because_its_sender_sends_to_others_meanwhile(fast):
     cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())
     found = slow_link(seen(slow, usual if fast else slow), [cells], {1: seen(usual, usual), 2: seen(usual, usual)})
     assert (found is None) == fast
+
+
+@pytest.mark.parametrize(("again", "place"), [({}, Direction.TX), ({1: 100_000.0}, Direction.RX)])
+def test_a_slow_link_is_the_receivers_where_the_sender_sent_again(again, place):
+    """As much arrived as had left: but what is dropped on the way, and sent again, may still be under way."""
+    links = (LINKS[0]._replace(direction=Direction.RX), LINKS[2]._replace(direction=Direction.TX))
+
+    def seen(pace: float) -> SimpleNamespace:
+        own, there = np.full((2, 1_000), pace), (frozenset(), frozenset({0}))
+        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there)
+
+    nobody = np.full(1_000, -1)
+    cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())
+    found = slow_link(seen(2_000.0), [cells], {1: seen(6_250.0), 2: seen(6_250.0)}, again)
+    assert found is not None
+    assert links[found[0]].direction == place
+
+
+@pytest.mark.parametrize(("little", "whom"), [(5_000, {2}), (100_000, {1, 2})])
+def test_who_gets_little_of_what_he_gets_by_a_link_is_not_sent_to_by_it(little, whom):
+    whose = [Whose("resnet", 0, 2, False, ""), Whose("resnet", 0, 1, False, ""), Whose("resnet", 2, 1, False, "")]
+    rows = np.zeros(3, LINK_TOTAL)
+    rows["link"], rows["of"], rows["cell"] = (0, 0, 1), (0, 1, 2), BEGIN // CELL_NS
+    rows["payload_bytes"] = rows["wire_bytes"] = (600_000, little, 500_000)
+    links = [Link(host, "eth0", Direction.TX, 10**9) for host in ("h0", "h2")]
+    window = JobTraffic(LinkTotals(links, whose, rows, 0), "resnet").window(BEGIN, BEGIN + MS)
+    assert window is not None
+    assert window.sends_to == (whom, {1})
 
 
 @pytest.mark.parametrize(

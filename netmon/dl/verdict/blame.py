@@ -312,15 +312,19 @@ _MOSTLY = 0.5  # of the pieces, or of the time
 _FAST = 0.1  # of the pieces are faster than what a link reaches
 _BREAK = 0.5  # of a piece's time
 _FEWEST = 4  # pieces
+_FEWEST_FLOORED, _FLOORED = 16, 0.25  # pieces without a faster one; of them, those at the pace of the fastest
 _AS_LONG = 0.5  # of what a sender's link shows: the receiver's link shows where it was
 _DROPPED = 0.001  # of the bytes
 
 
-def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Window]) -> tuple[int, float] | None:
+def slow_link(
+    seen: Window, times: Sequence[Cells], references: Mapping[int, Window], again: Mapping[int, float] | None = None
+) -> tuple[int, float] | None:
     """The link (of seen.links) that delayed the transfer by itself, and for how long (ns); None where none shows it.
 
-    times: the transfer, and what was left of the one before. Wide buckets show none: in them, a transfer that stops and
-    resumes looks even. The link may be slow for a part of the transfer only, once or repeatedly.
+    times: the transfer, and what was left of the one before. again: as in lossy_link. Wide buckets show none: in them,
+    a transfer that stops and resumes looks even. The link may be slow for a part of the transfer only, once or
+    repeatedly.
     """
     if not seen.fine or not references:
         return None
@@ -334,7 +338,7 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
     ns, link = (
         received if received[0] >= _AS_LONG * sent[0] else sent
     )  # what is sent here may be a part of what comes in
-    return (_slow_end(seen, link), ns) if ns > 0 else None
+    return (_slow_end(seen, link, again or {}), ns) if ns > 0 else None
 
 
 def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping[int, Window]) -> float:
@@ -358,6 +362,8 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
             some = took[begin:end]
             if _even(some):
                 longer += float(some.sum()) - len(some) * baseline
+            elif floor := _floor(some):
+                longer += len(some) * (floor - baseline)
     return longer * CELL_NS
 
 
@@ -411,6 +417,16 @@ def _even(took: _Floats) -> bool:
     return bool((meanwhile < (1 - 2 * _EVEN) * pace).mean() <= _FAST)
 
 
+def _floor(took: _Floats) -> float:
+    """Cells of the pace than which no piece came faster, if many came at it, as on a slow link that senders do not
+    always keep busy; else 0."""
+    if len(took) < _FEWEST_FLOORED:
+        return 0.0
+    floor = float(np.quantile(took, _FAST))
+    at_floor = (took >= (1 - _EVEN) * floor) & (took <= (1 + _EVEN) * floor)
+    return floor if at_floor.mean() >= _FLOORED else 0.0
+
+
 def _baseline_pace(link: Link, references: Mapping[int, Window], piece: float, share: float = 0.5) -> float:
     """Cells that a piece takes on a link in baseline iterations (median of medians); 0: not known."""
     each = [_going(one.own[one.links.index(link)], piece) for one in references.values() if link in one.links]
@@ -431,15 +447,16 @@ def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2).tolist()]
 
 
-def _slow_end(seen: Window, link: int) -> int:
+def _slow_end(seen: Window, link: int, again: Mapping[int, float]) -> int:
     """Of the way that ends with a link, the slow part: the sender's own link where nothing was dropped on the way.
 
-    A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
+    A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops: less
+    arrives than left, or, as far as what is under way hides that, the sender sends some of it again.
     """
     other = _other_end(seen, link) if seen.links[link].direction == Direction.RX else None
     if other is None:
         return link
-    lost = seen.own[other].sum() - seen.own[link].sum()
+    lost = max(seen.own[other].sum() - seen.own[link].sum(), again.get(seen.ends[other][0], 0.0))
     return other if lost <= _DROPPED * seen.own[link].sum() else link
 
 
@@ -541,16 +558,15 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     unclear = lost + slow + gaps
     links: list[int] = []
     if unclear > 0.1 * transfer:
-        found = slow_link(seen, [judged] if left is None else [judged, left], one.references)
+        span = (phases.left[0] if left else phases.since_ns, phases.until_ns)
+        again = sent_again(seen.said, *span)
+        found = slow_link(seen, [judged] if left is None else [judged, left], one.references, again)
         if found is not None and (lost <= 0 or found[1] >= _PACED * min(unclear, transfer)):
             parts["slow_link"] = min(found[1], unclear)  # packets that take long leave gaps, too
             links = [found[0]]
-        elif lost > 0:
-            span = (phases.left[0] if left else phases.since_ns, phases.until_ns)
-            again = sent_again(seen.said, *span)
-            if again or cells.waits or not known_throughout(seen.said, *span):  # else TCP lost what it always loses
-                parts["loss"] = lost
-                links = [lossy] if (lossy := lossy_link(seen, cells.waits, again)) is not None else []
+        elif lost > 0 and (again or cells.waits or not known_throughout(seen.said, *span)):
+            parts["loss"] = lost  # else TCP lost what it always loses
+            links = [lossy] if (lossy := lossy_link(seen, cells.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
     if total > transfer:

@@ -18,6 +18,7 @@ UNCLASSIFIED = "unclassified"
 
 OWN_TRANSFER = "own_transfer"
 _WORTH_NAMING = 0.1  # of the payload at the end that has the most
+_MUCH = 0.1  # of what a rank gets of the job's gradients
 
 _Floats = npt.NDArray[np.float64]
 
@@ -41,7 +42,7 @@ class Window:
     whole: bool  # every rank that is known has rows
     said: Connections  # of the job, of all the time that is known
     fine: bool = True  # cells are not merely parts of buckets that are much wider
-    sends_to: tuple[frozenset[int], ...] = ()  # of each link, the ranks to which what leaves by it goes
+    sends_to: tuple[frozenset[int], ...] = ()  # of each link, the ranks that get much of what they do by it
 
     @property
     def cells(self) -> int:
@@ -141,17 +142,19 @@ class JobTraffic:
             whole=self._known <= set(ranks.tolist()),
             said=self._said,
             fine=totals.width_ns <= FINE_NS,
-            sends_to=self._sends_to(position[self._link[own]], self._of[own], ~arrived, len(used)),
+            sends_to=self._sends_to(position[self._link[own]], own, ~arrived, len(used)),
         )
 
     def _sends_to(
-        self, link: npt.NDArray[np.int64], of: npt.NDArray[np.int64], leaves: npt.NDArray[np.bool_], links: int
+        self, link: npt.NDArray[np.int64], own: npt.NDArray[np.intp], leaves: npt.NDArray[np.bool_], links: int
     ) -> tuple[frozenset[int], ...]:
-        whose = self._totals.whose
-        return tuple(
-            frozenset(whose[one].peer for one in np.unique(of[leaves & (link == number)]).tolist())
-            for number in range(links)
-        )
+        """own: of each link's own rows; leaves: those that are sent."""
+        peer = np.array([one.peer for one in self._totals.whose], np.int64)
+        peers, to = np.unique(peer[self._of[own[leaves]]], return_inverse=True)
+        payload = np.bincount(link[leaves] * len(peers) + to, self._payload[own[leaves]], links * len(peers))
+        sent = payload.reshape(links, -1)
+        much = (sent > 0) & (sent >= _MUCH * sent.sum(axis=0))
+        return tuple(frozenset(peers[some].tolist()) for some in much)
 
     def _named(self, traffic_owner: int, rows: npt.NDArray[np.intp]) -> str:
         """A traffic_owner's name; that of a rank's own transfers with the other end of most of these rows' payload."""
