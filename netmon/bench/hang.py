@@ -411,18 +411,26 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def place(trainers: Sequence[str]) -> Iterator[Place]:
-    """For these trainers. Raises LabError."""
+def place(trainers: Sequence[str], kept: Path | None = None) -> Iterator[Place]:
+    """For these trainers. kept: where the dataset and the logs are in the end, `data` and `log`. Raises LabError."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-hang-")))
         folder.chmod(0o755)
         (folder / "log").mkdir()
+        if kept:
+            stack.callback(_keep, folder, kept)
         hosts = max(map(ranks_of, trainers))
         own = RunSpec(
             folder / "data", hosts=hosts, ring=tuple(range(hosts)), cross=(), cross_load=0.0, stream_ns=1_000_000
         )
         testbed = stack.enter_context(network(hosts, own.rate_bps))
         yield Place(folder, hosts, testbed, stack.enter_context(Monitor(own, testbed, folder / "log")))
+
+
+def _keep(folder: Path, kept: Path) -> None:
+    for own in (folder / name for name in ("data", "log")):
+        if own.exists():
+            shutil.copytree(own, kept / own.name)
 
 
 def plan(spec: HangSpec) -> list[list[Injection]]:
@@ -448,7 +456,7 @@ def measure(spec: HangSpec, progress: Progress = silent) -> HangResult:
     """Blocks, for about a minute per run. Ctrl-C ends it with what is there."""
     runs = plan(spec)
     result = HangResult(len(runs))
-    with place(spec.trainers) as lab:
+    with place(spec.trainers, spec.data) as lab:
 
         def do(some: list[Injection]) -> None:
             first = some[0]

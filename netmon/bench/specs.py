@@ -351,6 +351,7 @@ class HangSpec(Spec):
     undisturbed: float = option(
         0.0, "instead: so many hours of training in which nothing hangs", type=float, metavar="HOURS"
     )
+    data: Path | None = option(None, "keep the dataset and the logs here (they are removed)", **DIR)
 
     @property
     def measured_by(self) -> str:
@@ -370,6 +371,7 @@ class HangSpec(Spec):
             (self.runs < 1, f"cannot measure in {self.runs} runs: give --runs 1 or more"),
             (self.undisturbed < 0, f"cannot measure for {self.undisturbed:g} hours: give --undisturbed more than 0"),
             (bool(unknown), f"cannot do {' or '.join(unknown)}: choose from {', '.join(HANG_KINDS)}"),
+            (self.data is not None and self.data.exists(), f"cannot keep the dataset in {self.data}: it exists"),
         ]
 
 

@@ -150,7 +150,7 @@ class _Trainer:
 def measure(spec: HangSpec, progress: Progress = silent) -> UndisturbedResult:
     """Blocks until all trainings together have run for spec.undisturbed hours. Ctrl-C ends it with what is there."""
     result, random = UndisturbedResult(), np.random.default_rng(spec.seed)
-    with place(spec.trainers) as lab, contextlib.ExitStack() as stack:
+    with place(spec.trainers, spec.data) as lab, contextlib.ExitStack() as stack:
         trainers = [_Trainer(lab, trainer, number, result) for number, trainer in enumerate(spec.trainers)]
         for trainer in trainers:
             stack.callback(trainer.end)

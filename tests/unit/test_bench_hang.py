@@ -102,3 +102,9 @@ def test_what_is_shown_of_undisturbed_training() -> None:
     ]
     assert HangSpec().measured_by == "hang:measure"
     assert HangSpec(undisturbed=8).measured_by == "undisturbed:measure"
+
+
+def test_what_is_there_is_not_written_over(tmp_path):
+    assert HangSpec(data=tmp_path / "new").data
+    with pytest.raises(UsageError, match="it exists"):
+        HangSpec(data=tmp_path)
