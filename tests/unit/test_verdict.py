@@ -233,12 +233,8 @@ def test_a_rank_that_comes_late_is_named_and_those_that_waited_are_not():
     assert "rank 2 (h2) was 400 ms late" in sentence(verdict)
 
 
-@pytest.mark.parametrize(("waits", "told"), [(1.0, True), (2.0, False)])
-def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_itself(waits, told):
-    random = np.random.default_rng(1)
-    transfer, late = random.uniform(60, 340, ITERATIONS), np.zeros((ITERATIONS, RANKS))
-    transfer[SLOW], late[SLOW, 1] = 200, 260
-    late += (waits - 1) * random.uniform(0, 300, (ITERATIONS, RANKS))  # each comes when it likes
+def waiting_steps(late: np.ndarray, transfer: np.ndarray) -> Steps:
+    """Whose ranks come so much late (ms; iterations, ranks) to transfers that take so long, and wait in them only."""
     start = BEGIN + np.arange(ITERATIONS) * 2_000 * MS
     there = COMPUTING + late.max(axis=1)
     end = [start[step] + int((there[step] + transfer[step]) * MS) for step in range(ITERATIONS)]
@@ -248,7 +244,7 @@ def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_
         for rank in range(RANKS)
     ]
     columns_of = np.array(rows, np.int64).T
-    steps = Steps(
+    return Steps(
         *columns_of[:4],
         comm_start_ns=columns_of[4],
         comm_end_ns=columns_of[5],
@@ -259,10 +255,31 @@ def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_
         hosts=[f"h{rank}" for rank in range(RANKS)],
         size=RANKS,
     )
+
+
+@pytest.mark.parametrize(("waits", "told"), [(1.0, True), (2.0, False)])
+def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_itself(waits, told):
+    random = np.random.default_rng(1)
+    transfer, late = random.uniform(60, 340, ITERATIONS), np.zeros((ITERATIONS, RANKS))
+    transfer[SLOW], late[SLOW, 1] = 200, 260
+    late += (waits - 1) * random.uniform(0, 300, (ITERATIONS, RANKS))  # each comes when it likes
+    steps = waiting_steps(late, transfer)
     one = judge_input("resnet", matrix(steps), no_link_totals(), SLOW)
     verdict = verdict_on(one, steps)
     assert (verdict.cause, verdict.rank) == (Cause.STRAGGLER, 1)
     assert worth_reporting(one, replace(verdict, confidence=0.9)) == told
+
+
+@pytest.mark.parametrize(("together", "told"), [(False, True), (True, False)])
+def test_a_pause_is_told_of_however_much_one_of_the_ranks_differs_if_they_hardly_do_together(together, told):
+    random = np.random.default_rng(1)
+    transfer, late = random.uniform(60, 340, ITERATIONS), np.zeros((ITERATIONS, RANKS))
+    transfer[SLOW], late[SLOW] = 200, 260
+    late[:, 0 if together else 2 :] += random.uniform(0, 150, (ITERATIONS, 1))
+    steps = waiting_steps(late, transfer)
+    one = judge_input("resnet", matrix(steps), no_link_totals(), SLOW)
+    verdict = replace(verdict_on(one, steps), cause=Cause.PAUSE, confidence=0.9)
+    assert worth_reporting(one, verdict) == told
 
 
 @pytest.mark.parametrize(("throttled_ms", "always", "told"), [(80, False, True), (30, False, False), (80, True, False)])

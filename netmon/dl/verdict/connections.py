@@ -107,33 +107,35 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
     """Ranks that waited for another one's acknowledgement for most of a silence, and not for the receiver's window,
     and sent something again; and that other one.
 
-    A row may be longer: in the rest of it the connection had something to send for as long as it clearly has
+    Its rows may be longer: in the rest of them the connection had something to send for as long as it clearly has
     otherwise. Connections that carry no gradients count, too: of what they agree on, nothing may be sent before. Of
     one of these to the rank that `resumed` after the silence it is enough that it may have been busy for all of it: a
     message was sent again, as seldom happens on it, and that rank went on.
     """
     said = connections.rows
     length = said["end_ns"] - said["start_ns"]
-    overlap = np.minimum(said["end_ns"], end_ns) - np.maximum(said["start_ns"], begin_ns)
+    overlap = np.maximum(0, np.minimum(said["end_ns"], end_ns) - np.maximum(said["start_ns"], begin_ns))
     idle = length - said["busy_ns"]
     known = (said["busy_ns"] >= 0) & (length > 0)
     again = (said["again_bytes"] > 0) & (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns + _RESUMED_NS)
     found = set()
-    for row in np.flatnonzero(known & (overlap >= _WAITING * (end_ns - begin_ns))).tolist():
-        same = said["of"] == said["of"][row]
-        then = again & same
-        if not then.any():
+    for of in np.unique(said["of"][again]).tolist():
+        same = known & (said["of"] == of)
+        now = same & (overlap > 0)
+        within_ns, length_ns, idle_ns = (float(each[now].sum()) for each in (overlap, length, idle))
+        if not now.any() or within_ns < _WAITING * (end_ns - begin_ns):
             continue
-        shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
-        clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
+        rank, peer, control = (each[now][0] for each in (connections.rank, connections.peer, connections.control))
+        shares = (idle / np.maximum(length, 1))[same & ~now]
+        clear = (_CLEAR_PART if within_ns >= _PART * length_ns else _CLEAR) / now.sum() ** 0.5
         baseline = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
-        idle_then = idle[row] - baseline * (length[row] - overlap[row])
-        if connections.control[row] and connections.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
-            otherwise = said["again_bytes"][same & ~then] > 0
+        idle_then = idle_ns - baseline * (length_ns - within_ns)
+        if control and peer == resumed and length_ns - idle_ns >= within_ns:
+            otherwise = said["again_bytes"][(said["of"] == of) & ~again] > 0
             if otherwise.sum() <= _SELDOM * len(otherwise):
                 idle_then = 0.0
-        if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
-            found.add((int(connections.rank[row]), int(connections.peer[row])))
+        if max(idle_then, float(said["receiver_ns"][now].sum())) < (1 - _WAITING) * within_ns:
+            found.add((int(rank), int(peer)))
     return found
 
 

@@ -381,12 +381,12 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
         own_ns = verdict.late_ns if alone else verdict.pause_ns
         return own_ns >= max(_MOSTLY * verdict.excess_ns, SCATTERS * verdict.error_ns)
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
-    in_baseline = own[one.baseline]
-    if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(in_baseline).all():
+    if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(own[one.baseline]).all():
         return False
-    typical = np.median(in_baseline, axis=0)
-    least = np.maximum(_MOSTLY * verdict.excess_ns, SCATTERS * (typical - np.quantile(in_baseline, 0.16, axis=0)))
-    return bool((own[one.row] - typical >= least).all())
+    more = own - np.median(own[one.baseline], axis=0)
+    typical = np.median(more, axis=1)  # of a pause: what one of the ranks does longer now and then, it does alone
+    differ_ns = SCATTERS * (median(typical[one.baseline]) - float(np.quantile(typical[one.baseline], 0.16)))
+    return bool((more[one.row] >= _MOSTLY * verdict.excess_ns).all() and typical[one.row] >= differ_ns)
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
