@@ -505,7 +505,7 @@ def test_a_link_that_was_slow_only_at_the_end_of_the_transfer_before_is_told():
 
     def seen(*paces: tuple[float, int]) -> SimpleNamespace:
         own = np.repeat([pace for pace, _ in paces], [cells for _, cells in paces])[None]
-        return SimpleNamespace(links=(link,), ends=((0, -1),), own=own, fine=True, sends_to=())
+        return SimpleNamespace(links=(link,), ends=((0, -1),), own=own, fine=True, sends_to=(), arrived={})
 
     def cells(begin: int, count: int) -> Cells:
         nobody = np.full(count, -1)
@@ -557,7 +557,7 @@ def test_a_link_is_not_slow_because_its_sender_sends_to_others_meanwhile(fast):
     def seen(taken: float, sent: float) -> SimpleNamespace:
         own = np.repeat([[taken], [sent]], 1_000, axis=1)
         there = (frozenset(), frozenset({0, 2}))
-        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there)
+        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there, arrived={})
 
     nobody = np.full(1_000, -1)
     cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())
@@ -572,7 +572,7 @@ def test_a_slow_link_is_the_receivers_where_the_sender_sent_again(again, place):
 
     def seen(pace: float) -> SimpleNamespace:
         own, there = np.full((2, 1_000), pace), (frozenset(), frozenset({0}))
-        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there)
+        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there, arrived={})
 
     nobody = np.full(1_000, -1)
     cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())

@@ -346,17 +346,18 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
     longer = 0.0
     for cells in times:
         span = slice(cells.begin, cells.begin + len(cells.kind))
-        piece = float(np.clip(seen.own[link, span].sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
-        edges = _edges(seen.own[link, span], piece)
+        wire_bytes = _carried(seen, link)[span]
+        piece = float(np.clip(wire_bytes.sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
+        edges = _edges(wire_bytes, piece)
         took = np.diff(edges)
         baseline = _baseline_pace(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
         if not baseline:
             continue
-        going = _longest_break(seen.own[link, span], edges) < _BREAK * took
+        going = _longest_break(wire_bytes, edges) < _BREAK * took
         slow = (took * _SLOWER >= baseline) & (_between(edges, cells.kind == StallCause.FOREIGN) < 0.1 * took)
         for other in _senders(seen, link):  # who sends to others, too, as fast as ever, is not kept by this link
             fastest = _baseline_pace(seen.links[other], references, piece, _FAST)
-            slow &= _between(edges, seen.own[other, span]) * fastest < _SLOWER * took * piece
+            slow &= _between(edges, _carried(seen, other)[span]) * fastest < _SLOWER * took * piece
         took, slow = took[going], slow[going]
         for begin, end in _runs(slow):
             some = took[begin:end]
@@ -365,6 +366,11 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
             elif floor := _floor(some):
                 longer += len(some) * (floor - baseline)
     return longer * CELL_NS
+
+
+def _carried(seen: Window, link: int) -> _Floats:
+    """(cells,): bytes that a link carried; those that leave are counted before its queue, so where they came in."""
+    return seen.arrived.get(link, seen.own[link])
 
 
 def _between(edges: _Floats, values: npt.NDArray[Any]) -> _Floats:
@@ -429,7 +435,7 @@ def _floor(took: _Floats) -> float:
 
 def _baseline_pace(link: Link, references: Mapping[int, Window], piece: float, share: float = 0.5) -> float:
     """Cells that a piece takes on a link in baseline iterations (median of medians); 0: not known."""
-    each = [_going(one.own[one.links.index(link)], piece) for one in references.values() if link in one.links]
+    each = [_going(_carried(one, one.links.index(link)), piece) for one in references.values() if link in one.links]
     return median([float(np.quantile(took, share)) for took in each if len(took)] or [0.0])
 
 

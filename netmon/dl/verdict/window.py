@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes on one job's links during some time, cell by cell."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ UNCLASSIFIED = "unclassified"
 
 OWN_TRANSFER = "own_transfer"
 _WORTH_NAMING = 0.1  # of the payload at the end that has the most
+_NEARLY = 0.9  # of what left by a link
 _MUCH = 0.1  # of what a rank gets of the job's gradients
 
 _Floats = npt.NDArray[np.float64]
@@ -43,6 +44,8 @@ class Window:
     said: Connections  # of the job, of all the time that is known
     fine: bool = True  # cells are not merely parts of buckets that are much wider
     sends_to: tuple[frozenset[int], ...] = ()  # of each link, the ranks that get much of what they do by it
+    arrived: Mapping[int, _Floats] = field(default_factory=dict)
+    """By links by which ranks send, `own` when it came in at the ranks that it went to; only where those are seen."""
 
     @property
     def cells(self) -> int:
@@ -126,13 +129,17 @@ class JobTraffic:
             return np.asarray(np.bincount(flat, weights[some], size * cells), np.float64).reshape(size, cells)
 
         shape, pairs = (len(self._traffic_owners), len(used), cells), len(self._traffic_owners) * len(used)
+        own_wire = table(self._wire, own, position[self._link[own]], len(used))
+        by = self._sent_by(leaving, arriving, position)
+        came_in = table(self._wire, arriving[by >= 0], by[by >= 0], len(used))
+        seen_there = (came_in.sum(axis=1) >= _NEARLY * own_wire.sum(axis=1)) & ~self._receives[used]
         return Window(
             first=first,
             links=tuple(totals.links[number] for number in used.tolist()),
             ends=_ends(totals.whose, position[self._link[own]], self._of[own], self._payload[own], len(used)),
             names=tuple(self._named(number, other) for number in range(len(self._traffic_owners))),
             causes=tuple(cause for cause, _ in self._traffic_owners),
-            own=table(self._wire, own, position[self._link[own]], len(used)),
+            own=own_wire,
             foreign=table(self._wire, other, pair, pairs).reshape(shape),
             foreign_payload=table(self._payload, other, pair, pairs).reshape(shape),
             ranks=ranks,
@@ -143,7 +150,19 @@ class JobTraffic:
             said=self._said,
             fine=totals.width_ns <= FINE_NS,
             sends_to=self._sends_to(position[self._link[own]], own, ~arrived, len(used)),
+            arrived={link: came_in[link] for link in np.flatnonzero(seen_there).tolist()},
         )
+
+    def _sent_by(
+        self, leaving: npt.NDArray[np.intp], arriving: npt.NDArray[np.intp], position: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """(arriving,): the link by which each row was sent; −1: its sender has several, or is not seen."""
+        links = dict[int, set[int]]()
+        for row in np.unique(self._of[leaving] * len(position) + self._link[leaving]).tolist():
+            links.setdefault(int(self._rank[row // len(position)]), set()).add(row % len(position))
+        own = {rank: position[min(there)] for rank, there in links.items() if len(there) == 1}
+        by = np.array([own.get(one.peer, -1) for one in self._totals.whose], np.int64)
+        return np.asarray(by[self._of[arriving]])
 
     def _sends_to(
         self, link: npt.NDArray[np.int64], own: npt.NDArray[np.intp], leaves: npt.NDArray[np.bool_], links: int
