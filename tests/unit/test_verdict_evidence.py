@@ -594,6 +594,47 @@ def test_who_gets_little_of_what_he_gets_by_a_link_is_not_sent_to_by_it(little, 
 
 
 @pytest.mark.parametrize(
+    ("came_in", "interfaces", "known"),
+    [(1.0, 1, {0}), (0.5, 1, set()), (1.0, 2, set())],
+    ids=["everywhere", "half of it is not seen", "which way it went is not known"],
+)
+def test_what_a_rank_sends_is_looked_at_where_it_comes_in(came_in, interfaces, known):
+    links = [Link("h0", f"eth{at}", Direction.TX, 10**9) for at in range(interfaces)]
+    links += [Link(host, "eth0", Direction.RX, 10**9) for host in ("h1", "h2")]
+    ends = [(0, 1), (0, 2), (1, 0), (2, 0)]
+    whose = [Whose("resnet", rank, peer, False, "") for rank, peer in ends]
+    rows = np.zeros(4, LINK_TOTAL)
+    rows["link"], rows["of"] = (0, interfaces - 1, interfaces, interfaces + 1), range(4)
+    rows["cell"] = BEGIN // CELL_NS + np.array([0, 0, 1, 3])
+    rows["payload_bytes"] = rows["wire_bytes"] = (60_000, 40_000, 60_000 * came_in, 40_000 * came_in)
+    window = JobTraffic(LinkTotals(links, whose, rows, 0), "resnet").window(BEGIN, BEGIN + MS)
+    assert window is not None
+    assert window.arrived.keys() == known
+    assert all(there.tolist() == [0, 60_000, 0, 40_000] for there in window.arrived.values())
+
+
+@pytest.mark.parametrize(("slow", "told"), [(2_000.0, True), (6_250.0, False)])
+def test_a_link_by_which_bursts_leave_is_slow_where_they_come_in_slowly(slow, told):
+    """It queues them: they leave as fast as ever, and break off. Both who receive them receive others', too."""
+    links = (LINKS[1], LINKS[0]._replace(host="h1"), LINKS[0]._replace(host="h2"))
+
+    def seen(pace: float) -> SimpleNamespace:
+        cells = round(6_250.0 / pace * 50) * 20
+        bursts, half = np.tile([20.0 * pace] + [0.0] * 19, cells // 20), np.full(cells, pace / 2)
+        own, there = np.array([bursts, half, half]), (frozenset({1, 2}), frozenset(), frozenset())
+        arrived = {0: np.full(cells, pace)}
+        ends = ((0, 1), (1, 0), (2, 0))
+        return SimpleNamespace(links=links, ends=ends, own=own, fine=True, sends_to=there, arrived=arrived)
+
+    one = seen(slow)
+    count = one.own.shape[1]
+    cells = Cells(0, np.zeros(count, np.uint8), np.zeros(count), np.full(count, -1), np.full(count, -1), ())
+    one.own[1:, ::7] = 0.0  # others' bytes of these ranks leave gaps
+    found = slow_link(one, [cells], {1: seen(6_250.0), 2: seen(6_250.0)})
+    assert (found is not None and found[0] == 0) == told
+
+
+@pytest.mark.parametrize(
     ("what", "cause"),
     [("slow", Cause.UNKNOWN), ("stop and go", Cause.UNKNOWN), ("dropped", Cause.UNKNOWN), ("beside", Cause.CROSS)],
 )

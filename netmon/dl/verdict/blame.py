@@ -313,7 +313,7 @@ _FAST = 0.1  # of the pieces are faster than what a link reaches
 _BREAK = 0.5  # of a piece's time
 _FEWEST = 4  # pieces
 _FEWEST_FLOORED, _FLOORED = 16, 0.25  # pieces without a faster one; of them, those at the pace of the fastest
-_AS_LONG = 0.5  # of what a sender's link shows: the receiver's link shows where it was
+_AS_LONG = 0.5  # of what a sender's link shows: where one receiver's link does, it was there
 _DROPPED = 0.001  # of the bytes
 
 
@@ -335,9 +335,9 @@ def slow_link(
             continue  # a sender's bursts look fast: where its only receiver is watched, its link is judged instead
         found[one.direction].append((_longer(seen, times, link, references), link))
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
-    ns, link = (
-        received if received[0] >= _AS_LONG * sent[0] else sent
-    )  # what is sent here may be a part of what comes in
+    slowly = {seen.ends[link][0] for ns, link in found[Direction.RX] if ns >= max(_AS_LONG * sent[0], 1.0)}
+    from_one = sent[0] > 0 and len(slowly) != 1 and slowly <= seen.sends_to[sent[1]]
+    ns, link = sent if from_one else received
     return (_slow_end(seen, link, again or {}), ns) if ns > 0 else None
 
 
