@@ -425,6 +425,13 @@ def test_a_link_that_was_slow_again_and_again_answers_for_all_of_it():
     assert verdict.slow_link_ns == pytest.approx(2 * 0.8 * 70 * MS, rel=0.2)
 
 
+@pytest.mark.parametrize(("pieces", "cause"), [(6, Cause.UNKNOWN), (14, Cause.SLOW_LINK)])
+def test_a_few_pieces_of_many_are_alike_by_chance(pieces, cause):
+    run = Run()
+    run.paces = [1.0] * (20 * CELLS) + [0.2] * (21 * pieces)
+    assert run.judged().cause == cause
+
+
 @pytest.mark.parametrize(("fast", "cause"), [(0, Cause.SLOW_LINK), (1, Cause.UNKNOWN)])
 def test_a_link_that_senders_do_not_keep_busy_is_slow_where_nothing_came_faster(fast, cause):
     """Three pieces in eight come at its pace, and five more slowly, each at another one."""

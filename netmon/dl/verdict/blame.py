@@ -311,7 +311,7 @@ _EVEN = 0.1  # paces that are so much off are still one
 _MOSTLY = 0.5  # of the pieces, or of the time
 _FAST = 0.1  # of the pieces are faster than what a link reaches
 _BREAK = 0.5  # of a piece's time
-_FEWEST = 4  # pieces
+_FEWEST, _SOME = 4, 0.1  # pieces, and of all of them: fewer are alike by chance
 _FEWEST_FLOORED, _FLOORED = 16, 0.25  # pieces without a faster one; of them, those at the pace of the fastest
 _AS_LONG = 0.5  # of what a sender's link shows: where one receiver's link does, it was there
 _DROPPED = 0.001  # of the bytes
@@ -361,7 +361,7 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
         took, slow = took[going], slow[going]
         for begin, end in _runs(slow):
             some = took[begin:end]
-            if _even(some):
+            if _even(some, _SOME * len(going)):
                 longer += float(some.sum()) - len(some) * baseline
             elif floor := _floor(some):
                 longer += len(some) * (floor - baseline)
@@ -407,15 +407,15 @@ def _longest_break(wire_bytes: _Floats, edges: _Floats) -> _Floats:
     return longest
 
 
-def _even(took: _Floats) -> bool:
+def _even(took: _Floats, least: float) -> bool:
     """Whether the link kept one pace for most pieces, alongside breaks, or most of the time, and hardly any came faster
-    until it was over: TCP takes a while to be fast again."""
+    until it was over: TCP takes a while to be fast again. least: pieces that have that pace."""
     ordered = np.sort(took)
     first = np.searchsorted(ordered, ordered * (1 - _EVEN))
     last = np.searchsorted(ordered, ordered * (1 + _EVEN), "right")
     total = np.concatenate([[0.0], np.cumsum(ordered)])
     pieces, time = last - first, total[last] - total[first]
-    if not ((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any():
+    if not ((pieces >= max(_FEWEST, least)) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any():
         return False
     pace = ordered[int(pieces.argmax())]
     at_pace = np.flatnonzero((took >= (1 - _EVEN) * pace) & (took <= (1 + _EVEN) * pace))
