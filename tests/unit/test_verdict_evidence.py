@@ -13,11 +13,12 @@ from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
 from netmon.dl.verdict import Link, LinkTotals, Steps, Whose, judge, standing_out
-from netmon.dl.verdict.blame import Cells, lossy_link, slow_link
+from netmon.dl.verdict.cells import Cells
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, with_waits
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.judge import conclude
+from netmon.dl.verdict.links import lossy_link, slow_link
 from netmon.dl.verdict.rank_times import most_relevant, path_of, rank_times
 from netmon.dl.verdict.verdict_text import sentence
 from netmon.dl.verdict.window import JobTraffic

@@ -7,7 +7,7 @@ import pytest
 from collector.judging.judging import RecentRows, disjoint, of_sessions
 from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.baseline import median, middle
-from netmon.dl.verdict.blame import where_contested
+from netmon.dl.verdict.cells import where_contested
 from netmon.dl.verdict.connections import SAID, limited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, LinkTotals
 from netmon.dl.verdict.host_part import KEPT, WAITED, kept_more, stopped_in, within
