@@ -51,6 +51,7 @@ def slow_link(
             continue  # a sender's bursts look fast: where its only receiver is watched, its link is judged instead
         found[one.direction].append((_longer(seen, times, link, references), link))
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
+    # Where several receive slowly what one of them sends, his link is slow; where only one does, that one's is.
     slowly = {seen.ends[link][0] for ns, link in found[Direction.RX] if ns >= max(_AS_LONG * sent[0], 1.0)}
     from_one = sent[0] > 0 and len(slowly) != 1 and slowly <= seen.sends_to[sent[1]]
     ns, link = sent if from_one else received
