@@ -97,7 +97,9 @@ class JobTraffic:
         gradients = ours & ~np.array([one.control for one in whose], np.bool_)
         self._own = gradients[self._of] & (self._payload > 0)
         self._traffic_owners, self._name = _foreign(whose, ours, job)
-        self._rank = np.array([one.rank for one in whose], np.int64)
+        self._rank, self._peer = (
+            np.array([getattr(one, name) for one in whose], np.int64) for name in ("rank", "peer")
+        )
         self._receives = np.array([one.direction == Direction.RX for one in link_totals.links], np.bool_)
         self._known = _known(whose, job)
         said = no_tcp_rows() if link_totals.said is None else link_totals.said
@@ -116,7 +118,7 @@ class JobTraffic:
         used = np.flatnonzero(np.bincount(self._link[own], minlength=len(totals.links)))
         position = np.full(len(totals.links), -1)
         position[used] = np.arange(len(used))
-        arrived = self._receives[self._link[own]]
+        own_link, arrived = position[self._link[own]], self._receives[self._link[own]]
         arriving, leaving = own[arrived], own[~arrived]
         ranks = np.unique(self._rank[np.flatnonzero(np.bincount(self._of[own]))])
         of_rank = np.searchsorted(ranks, self._rank)
@@ -129,14 +131,14 @@ class JobTraffic:
             return np.asarray(np.bincount(flat, weights[some], size * cells), np.float64).reshape(size, cells)
 
         shape, pairs = (len(self._traffic_owners), len(used), cells), len(self._traffic_owners) * len(used)
-        own_wire = table(self._wire, own, position[self._link[own]], len(used))
-        by = self._sent_by(leaving, arriving, position)
+        own_wire = table(self._wire, own, own_link, len(used))
+        by = self._sent_by(leaving, own_link[~arrived], arriving)
         came_in = table(self._wire, arriving[by >= 0], by[by >= 0], len(used))
         seen_there = (came_in.sum(axis=1) >= _NEARLY * own_wire.sum(axis=1)) & ~self._receives[used]
         return Window(
             first=first,
             links=tuple(totals.links[number] for number in used.tolist()),
-            ends=_ends(totals.whose, position[self._link[own]], self._of[own], self._payload[own], len(used)),
+            ends=_ends(totals.whose, own_link, self._of[own], self._payload[own], len(used)),
             names=tuple(self._named(number, other) for number in range(len(self._traffic_owners))),
             causes=tuple(cause for cause, _ in self._traffic_owners),
             own=own_wire,
@@ -149,27 +151,31 @@ class JobTraffic:
             whole=self._known <= set(ranks.tolist()),
             said=self._said,
             fine=totals.width_ns <= FINE_NS,
-            sends_to=self._sends_to(position[self._link[own]], own, ~arrived, len(used)),
+            sends_to=self._sends_to(own_link, own, ~arrived, len(used)),
             arrived={link: came_in[link] for link in np.flatnonzero(seen_there).tolist()},
         )
 
     def _sent_by(
-        self, leaving: npt.NDArray[np.intp], arriving: npt.NDArray[np.intp], position: npt.NDArray[np.int64]
+        self, leaving: npt.NDArray[np.intp], link: npt.NDArray[np.int64], arriving: npt.NDArray[np.intp]
     ) -> npt.NDArray[np.int64]:
-        """(arriving,): the link by which each row was sent; −1: its sender has several, or is not seen."""
-        links = dict[int, set[int]]()
-        for row in np.unique(self._of[leaving] * len(position) + self._link[leaving]).tolist():
-            links.setdefault(int(self._rank[row // len(position)]), set()).add(row % len(position))
-        own = {rank: position[min(there)] for rank, there in links.items() if len(there) == 1}
-        by = np.array([own.get(one.peer, -1) for one in self._totals.whose], np.int64)
-        return np.asarray(by[self._of[arriving]])
+        """(arriving,): the link by which each row was sent; −1: its sender has several, or is not known.
+
+        link: by which each of the rows leaves that do.
+        """
+        rank, peer = self._rank[self._of[leaving]], self._peer[self._of[arriving]]
+        none = len(self._totals.links)
+        first, last = np.full((2, max(rank.max(initial=0), peer.max(initial=0)) + 2), ((none,), (-1,)))
+        np.minimum.at(first, rank, link)
+        np.maximum.at(last, rank, link)
+        only = np.where(first == last, last, -1)
+        only[-1] = -1  # of ranks that are not known
+        return np.asarray(only[peer])
 
     def _sends_to(
         self, link: npt.NDArray[np.int64], own: npt.NDArray[np.intp], leaves: npt.NDArray[np.bool_], links: int
     ) -> tuple[frozenset[int], ...]:
         """own: of each link's own rows; leaves: those that are sent."""
-        peer = np.array([one.peer for one in self._totals.whose], np.int64)
-        peers, to = np.unique(peer[self._of[own[leaves]]], return_inverse=True)
+        peers, to = np.unique(self._peer[self._of[own[leaves]]], return_inverse=True)
         payload = np.bincount(link[leaves] * len(peers) + to, self._payload[own[leaves]], links * len(peers))
         sent = payload.reshape(links, -1)
         much = (sent > 0) & (sent >= _MUCH * sent.sum(axis=0))
