@@ -41,7 +41,7 @@ def plot_style() -> Iterator[None]:
         from netmon.report.style import SETTINGS
     except ImportError:
         raise UnsupportedError(f"cannot draw: matplotlib is not installed; {to_install('report')}") from None
-    with rc_context({name: value for name, value in SETTINGS.items() if name != "savefig.dpi"}):
+    with rc_context(SETTINGS):
         yield
 
 

@@ -2,6 +2,7 @@
 """`netmon bench hang`: training in the lab that is made to stand still, and what netmon reports of it meanwhile."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import numpy as np
 from netmon.bench.result import document, or_dash, table
 from netmon.bench.specs import HANG_KINDS, HangSpec, Progress, silent
 from netmon.bench.verdict.plan import in_turn
+from netmon.history.files import first_line
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Host, Network, network, run_lines, run_tool
 from netmon.lab.process import Process
@@ -26,6 +28,8 @@ from netmon.lab.training import Training, trainer_python
 from netmon.terminal import FittingTable, figures, labels
 from netmon.views import Hang, Hung, Selection
 from netmon.wire.watch import watch_once
+
+_log = logging.getLogger(__name__)
 
 # --- What is injected, and what should be reported.
 
@@ -428,9 +432,13 @@ def place(trainers: Sequence[str], kept: Path | None = None) -> Iterator[Place]:
 
 
 def _keep(folder: Path, kept: Path) -> None:
-    for own in (folder / name for name in ("data", "log")):
-        if own.exists():
-            shutil.copytree(own, kept / own.name)
+    """What cannot be kept, as on a full disk, takes no result of hours along."""
+    try:
+        for own in (folder / name for name in ("data", "log")):
+            if own.exists():
+                shutil.copytree(own, kept / own.name)
+    except OSError as error:
+        _log.warning("cannot keep all of the dataset and the logs in %s: %s", kept, first_line(error))
 
 
 def plan(spec: HangSpec) -> list[list[Injection]]:

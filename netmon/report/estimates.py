@@ -20,7 +20,7 @@ def mean_confidence(values: npt.ArrayLike, confidence: float = 0.95, zeros: int 
 
     The values are taken as independent of each other. zeros: how many more there are, all of them 0.
     """
-    from scipy import stats  # type: ignore[import-untyped]
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
@@ -31,7 +31,7 @@ def mean_confidence(values: npt.ArrayLike, confidence: float = 0.95, zeros: int 
     if count < 2:
         return mean, math.nan, math.nan
     variance = (((known - mean) ** 2).sum() + zeros * mean**2) / (count - 1)
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * math.sqrt(variance / count))
+    half = float(stdtrit(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count))
     return mean, mean - half, mean + half
 
 
@@ -44,7 +44,7 @@ def linear_regression(
     r_squared, observations. An attribute that does not vary, or that the others determine, is left out, and so has no
     row. Raises ValueError where fewer observations than terms remain.
     """
-    from scipy import stats
+    from scipy.special import stdtr, stdtrit
 
     rows = table[[response, *attributes]].apply(pd.to_numeric).dropna()
     terms = _independent(rows, attributes)
@@ -61,9 +61,9 @@ def linear_regression(
     variance = float(residual @ residual) / freedom
     error = np.sqrt(np.diag(np.linalg.pinv((design / scale).T @ (design / scale))) * variance) / scale
     estimate = estimate / scale
-    half = stats.t.ppf((1 + confidence) / 2, freedom) * error
+    half = stdtrit(freedom, (1 + confidence) / 2) * error
     with np.errstate(divide="ignore", invalid="ignore"):
-        p_value = 2 * stats.t.sf(np.abs(estimate / error), freedom)
+        p_value = 2 * stdtr(freedom, -np.abs(estimate / error))
     return pd.DataFrame(
         {
             "term": ["constant", *terms],

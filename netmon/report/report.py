@@ -269,14 +269,14 @@ def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes,
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from netmon.report.style import SETTINGS, add_foot, without_mathematics
+    from netmon.report.style import DPI, SETTINGS, add_foot, without_mathematics
 
     with rc_context(SETTINGS):
-        figure = Figure(figsize=(8.6, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = Figure(figsize=(8.6, 3.6), dpi=DPI, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
         draw(figure, **{name: without_mathematics(frame) for name, frame in frames.items()})
         whole = " · ".join(text for text in (str(figure.get_label()), about) if text)
         add_foot(figure, whole)
         image = io.BytesIO()
-        figure.savefig(image, format="png")
+        canvas.print_png(image)  # draws once, where savefig() draws a second time for the layout
         return image.getvalue(), whole

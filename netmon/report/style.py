@@ -26,9 +26,9 @@ _PROFILES = {
 }
 _OTHER_PROFILES = (("#0072B2", "v"), ("#CC79A7", "P"), ("#E69F00", "X"), ("#999999", "*"))
 MOST_PANELS = 6
+DPI = 130  # of the page's images
 SETTINGS: Any = {
     "figure.dpi": 100,
-    "savefig.dpi": 130,
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
