@@ -96,6 +96,9 @@ _ONE_BY_ONE: dict[str, Any] = {
 }
 
 
+_TOGETHER = 1 << 18  # rows
+
+
 def all_of(conditions: Iterable[ds.Expression]) -> ds.Expression | None:
     """All of them together; None where there is none: every row."""
     found = list(conditions)
@@ -301,14 +304,15 @@ class Tables:
     def batches(
         self, table: str, columns: Sequence[str], condition: ds.Expression | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows in batches, file by file (see `stream`); columns that no file has are left out.
+        """Rows in batches (see `stream`); columns that no file has are left out.
 
         A file that turns out to be damaged is noted in `missing`, and the next one is read.
         """
         dataset = self._datasets[table]
         if dataset is not None:
             known = known_columns(dataset, columns)
-            yield from stream(dataset, known, condition, lambda path, error: self._miss(table, path, error))
+            rows = stream(dataset, known, condition, lambda path, error: self._miss(table, path, error))
+            yield from _gathered(rows)
 
     def _open(self, data: Path, table: str) -> ds.Dataset | None:
         schemas: dict[Path, pa.Schema] = {}
@@ -327,7 +331,26 @@ class Tables:
 
     def _miss(self, table: str, path: Path, error: Exception) -> None:
         index = "/".join(path.parts[-3:])
-        self.missing.append(f"table {table}: {index} cannot be read, its rows are left out ({first_line(error)})")
+        sentence = f"table {table}: {index} cannot be read, its rows are left out ({first_line(error)})"
+        if sentence not in self.missing:  # a table may be read more than once
+            self.missing.append(sentence)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, so many together: the last minutes of a table are in hundreds of small files."""
+    waiting, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += len(batch)
+        if rows >= _TOGETHER:
+            yield _one(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]
 
 
 def _dataset(paths: Sequence[Path], schema: pa.Schema) -> ds.Dataset:

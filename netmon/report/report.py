@@ -278,5 +278,6 @@ def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes,
         whole = " · ".join(text for text in (str(figure.get_label()), about) if text)
         add_foot(figure, whole)
         image = io.BytesIO()
-        canvas.print_png(image)  # draws once, where savefig() draws a second time for the layout
+        # It draws once, where savefig() draws a second time for the layout.
+        canvas.print_png(image)  # type: ignore[no-untyped-call]
         return image.getvalue(), whole

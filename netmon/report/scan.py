@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from netmon.dl.grouped import distinct, starts
 from netmon.history.dataset import Numbered, Words, groups
 from netmon.records import CLASS_NAMES, Class
 
@@ -72,6 +73,7 @@ def burst_spans(bins: Ints, amount: Ints, hot_bytes: float) -> Spans:
 # --- Sums by an integer key, summed piece by piece.
 
 _PENDING = 1 << 22  # keys that wait to be merged
+_SPARSE = 4  # times as many places as rows are still looked through
 
 
 def sum_by(key: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
@@ -80,6 +82,22 @@ def sum_by(key: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
     order = np.argsort(distinct)
     sums = [np.bincount(codes, weights=amount, minlength=len(distinct))[order].astype(np.int64) for amount in amounts]
     return np.asarray(distinct)[order].astype(np.int64), sums
+
+
+def sum_cells(series: Ints, bins: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
+    """As sum_by, of keys series << _BINS | bins; without a search where rows are close together in time."""
+    if not len(bins):
+        return series << _BINS | bins, [*amounts]
+    least, span = int(bins.min()), int(np.ptp(bins)) + 1
+    present = distinct(series)
+    if len(present) * span > _SPARSE * len(bins):
+        return sum_by(series << _BINS | bins, *amounts)
+    place = np.zeros(int(present[-1]) + 1, np.int64)
+    place[present] = np.arange(len(present)) * span
+    at = place[series] + (bins - least)
+    found = distinct(at)
+    sums = [np.bincount(at, weights=amount)[found].astype(np.int64) for amount in amounts]
+    return present[found // span] << _BINS | found % span + least, sums
 
 
 class Cells:
@@ -92,7 +110,8 @@ class Cells:
         self._rows = 0
 
     def add(self, key: Ints, *amounts: Ints) -> None:
-        self._waiting.append(sum_by(key, *amounts))
+        ascending = bool((key[1:] > key[:-1]).all())
+        self._waiting.append((key, [*amounts]) if ascending else sum_by(key, *amounts))
         self._rows += len(self._waiting[-1][0])
         if self._rows > max(_PENDING, len(self._merged[0])):
             self.sums()
@@ -101,10 +120,13 @@ class Cells:
         """The distinct keys, ascending, and the sums."""
         if self._waiting:
             pieces = [self._merged, *self._waiting]
+            key = np.concatenate([piece[0] for piece in pieces])
+            order = np.argsort(key, kind="stable")  # each piece is in order: they are merged
+            key = key[order]
+            first = starts(key)
             columns = zip(*(piece[1] for piece in pieces), strict=True)
-            self._merged = sum_by(
-                np.concatenate([piece[0] for piece in pieces]), *(np.concatenate(column) for column in columns)
-            )
+            sums = [np.add.reduceat(np.concatenate(column)[order], first) for column in columns] if len(key) else []
+            self._merged = key[first], sums or self._merged[1]
             self._waiting, self._rows = [], 0
         return self._merged
 
@@ -295,7 +317,7 @@ class Traffic:
 
     series: host, interface, direction, class, job (of other than training traffic: the one that trained on the host at
     that time); the row's number is the `series` of the others.
-    milliseconds: series, time_ns, wire_bytes, packets; only those that carry something.
+    milliseconds: series, time_ns, wire_bytes, packets, in the order of the first two; only those that carry something.
     flows: session, flow_id, class and its sums, with host, interface, direction and job.
     flow_slices: session, flow_id, time_ns, payload_bytes by 250 ms.
     flow_iterations: session, flow_id, iteration, payload_bytes of DL flows.
@@ -315,6 +337,15 @@ class Traffic:
     phases: pd.DataFrame
     peaks: pd.DataFrame
     spans: pd.DataFrame
+
+    def cells(self, series: Iterable[int], begin_ns: int, end_ns: int) -> pd.DataFrame:
+        """The rows of `milliseconds` of these series and this time."""
+        of, time = (self.milliseconds[name].to_numpy() for name in ("series", "time_ns"))
+        found = [np.empty(0, np.int64)]
+        for number in series:
+            first, last = np.searchsorted(of, (number, number + 1))
+            found.append(first + np.arange(*np.searchsorted(time[first:last], (begin_ns, end_ns))))
+        return self.milliseconds.iloc[np.concatenate(found)]
 
 
 class Scan:
@@ -365,9 +396,8 @@ class Scan:
         detail = slice(None) if self._detail is None else (time >= self._detail[0]) & (time < self._detail[1])
         width = _numbers(batch, "bucket_ns")
         for some in self._at_once(width):
-            cells = Cells(2)
-            cells.add(*self._spread(*(c[some] for c in (series, since // self._bucket_ns, width, wire, packets))))
-            self._add_cells(*cells.sums())
+            spread = self._spread(*(c[some] for c in (series, since // self._bucket_ns, width, wire, packets)))
+            self._add_cells(*sum_cells(*spread))
         iteration = _numbers(batch, "iteration")
         self._phases.add(series * len(PHASES) + self._phase(words, time, iteration), packets, wire, payload)
         self._flows.add(flow * len(Class) + words["class"], packets, wire, payload)
@@ -384,14 +414,14 @@ class Scan:
         return [slice(*edge) for edge in pairwise(edges)]
 
     def _spread(self, series: Ints, bins: Ints, width_ns: Ints, *amounts: Ints) -> tuple[Ints, ...]:
-        """Keys of cells and amounts: a row that is wider than a cell, as under pressure, evenly over its cells."""
+        """Series, bin and amounts of cells: a row that is wider than one, as under pressure, evenly over its cells."""
         parts = np.maximum(1, width_ns // self._bucket_ns)
         if int(parts.max(initial=1)) == 1:
-            return series << _BINS | bins, *amounts
+            return series, bins, *amounts
         row = np.repeat(np.arange(len(parts)), parts)
         number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
         shares = [amount[row] // parts[row] + (number < amount[row] % parts[row]) for amount in amounts]
-        return series[row] << _BINS | bins[row] + number, *shares
+        return series[row], bins[row] + number, *shares
 
     def _whose(self, words: dict[str, Ints], time: Ints) -> Ints:
         """The job of each row; of other than training traffic the one that trained on the host at that time."""

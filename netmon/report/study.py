@@ -219,7 +219,7 @@ def read_study(
         tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are given at {bucket_ns} ns")
     interval_ns = max([bucket_ns, *(int(ns) for ns in tables.sessions["super_packet_ns"] if ns)])
     total = tables.rows("buckets")
-    into = Scan(bucket_ns, rate, interval_ns, times or training_times([ranks]), _detail(tables, total, bucket_ns))
+    into = Scan(bucket_ns, rate, interval_ns, times or training_times([ranks]), _detail(tables, total))
     lacks = sorted({*COLUMNS}.difference(tables.columns("buckets"))) if total else []
     if lacks:
         tables.missing.append(f"buckets has no column {', '.join(lacks)}: what was on the links is not shown")
@@ -261,9 +261,10 @@ def _iterations(tables: Tables, job: str | None) -> tuple[pd.DataFrame, Training
     return _of_job(plain_words(ranks), job), times
 
 
-def _detail(tables: Tables, rows: int, bucket_ns: int) -> tuple[int, int] | None:
+def _detail(tables: Tables, rows: int) -> tuple[int, int] | None:
     """The time of which milliseconds are kept: all of it (None), or of more than can be kept a while in its middle."""
-    cells = rows * min(1.0, bucket_ns / MS)
+    widths = (batch.column("bucket_ns") for batch in tables.batches("buckets", ["bucket_ns"]) if batch.num_columns)
+    cells = sum(pc.sum(width).as_py() or 0 for width in widths) / MS
     span = tables.span("buckets", "bucket_start_ns") if cells > MOST_CELLS else None
     if span is None:
         return None

@@ -12,9 +12,9 @@ import synthetic_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.history.dataset import Tables, open_table, stream
+from netmon.history.dataset import Tables, _gathered, open_table, stream
 from netmon.report import scan as scanning
-from netmon.report.scan import COLUMNS, Cells, Scan, Traffic, scan, sum_by, training_times
+from netmon.report.scan import _BINS, COLUMNS, Cells, Scan, Traffic, scan, sum_by, sum_cells, training_times
 
 LINK = ["host", "interface", "direction"]
 SUMS = ["packets", "wire_bytes", "payload_bytes"]
@@ -72,6 +72,24 @@ def test_milliseconds(traffic, rows):
     same(found[[*by, *sums]], expected.groupby(by, as_index=False)[sums].sum())
 
 
+def test_milliseconds_of_some_series_and_time(traffic):
+    cells = traffic.milliseconds
+    begin_ns, end_ns = (int(cells["time_ns"].quantile(share)) for share in (0.3, 0.6))
+    some = [3, 0, 10_000]
+    wanted = cells[cells["series"].isin(some) & (cells["time_ns"] >= begin_ns) & (cells["time_ns"] < end_ns)]
+    assert len(wanted)
+    assert sorted(traffic.cells(some, begin_ns, end_ns).index) == wanted.index.to_list()
+    assert traffic.cells([], begin_ns, end_ns).empty
+
+
+def test_rows_of_many_small_files_come_together(data, rows):
+    tables = Tables(data)
+    batches = list(tables.batches("buckets", COLUMNS))
+    assert (len(batches), sum(map(len, batches))) == (1, len(rows))
+    assert len(tables._datasets["buckets"].files) > 1
+    assert [len(batch) for batch in _gathered(batches * 3)] == [3 * len(rows)]
+
+
 def test_slices_and_iterations(traffic, rows):
     quarter = rows.assign(time_ns=rows["bucket_start_ns"] // 250_000_000 * 250_000_000)
     by = ["session", "flow_id", "time_ns"]
@@ -114,6 +132,17 @@ def test_cells_add_up_whichever_way_they_come(seed, rows, pieces):
     assert dict(zip(distinct.tolist(), sums.tolist(), strict=True)) == dict(sorted(expected.items()))
     assert (np.diff(distinct) > 0).all()
     assert sum_by(key, amount)[0].tolist() == distinct.tolist()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.sampled_from((1, 3, 10**6)))
+def test_cells_of_rows_close_together_are_those_of_any(seed, rows, apart):
+    rng = np.random.default_rng(seed)
+    series, bins = rng.integers(0, 5, rows) * 7, (rng.integers(0, 40, rows) + 10**9) * apart
+    amounts = [rng.integers(0, 2**40, rows) for _ in range(2)]
+    key, sums = sum_cells(series, bins, *amounts)
+    expected, expected_sums = sum_by(series << _BINS | bins, *amounts)
+    assert key.tolist() == expected.tolist()
+    assert [column.tolist() for column in sums] == [column.tolist() for column in expected_sums]
 
 
 @pytest.mark.parametrize("cells", [1 << 21, 100])

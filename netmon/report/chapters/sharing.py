@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from matplotlib.figure import Figure
@@ -17,8 +18,9 @@ from netmon.report.style import INK, legend_outside, not_all, panels
 
 # --- Jobs that share links.
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 _MOST_LINKS = 24
+_STEPS = 360  # of a circle, at least and about: between two of them is a straight line
 
 
 def circles(figure: Figure, circles: pd.DataFrame) -> None:
@@ -31,16 +33,25 @@ def circles(figure: Figure, circles: pd.DataFrame) -> None:
         rows = rows[rows["when"] == ("shifted" if place % 2 else "now")]
         round_ms, capacity = rows["round_ms"].iloc[0], rows["capacity_bps"].iloc[0] / 1e6
         for number, (job, own) in enumerate(rows.groupby("job", sort=True)):
-            angle = own["time_ms"] / round_ms * 2 * np.pi
-            width = 2 * np.pi / len(own)
             colour = _COLOURS[number % len(_COLOURS)]
-            ax.bar(angle, own["rate_bps"] / 1e6, width=width, align="edge", color=colour, alpha=0.55, label=str(job))
+            ax.stairs(*_once_round(own), fill=True, color=colour, alpha=0.55, label=str(job))
         ax.plot(np.linspace(0, 2 * np.pi, 181), np.full(181, capacity), color=INK, linestyle="--", linewidth=0.9)
         theta = np.arange(0, 360, 90)
         ax.set_xticks(np.radians(theta), [f"{round_ms * part / 360:.0f} ms" for part in theta])
         ax.set_yticks([capacity], [f"{capacity:.0f} Mbit/s"])
         ax.set_ylim(0, max(capacity * 1.1, float(rows["rate_bps"].max()) / 1e6))
     legend_outside(figure, axes[0])
+
+
+def _once_round(rows: pd.DataFrame) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mbit/s of a job over its iteration, and the angles between which each is drawn."""
+    time_ms, round_ms = rows["time_ms"].to_numpy(), rows["round_ms"].iloc[0]
+    many = -(-len(rows) // _STEPS)
+    rate = rows["rate_bps"].groupby(np.arange(len(rows)) // many).mean().to_numpy() / 1e6
+    each_ms = (time_ms[1] - time_ms[0]) % round_ms * many if len(rows) > 1 else round_ms
+    parts = -(-_STEPS // len(rate))
+    angle = time_ms[0] + each_ms / parts * np.arange(parts * len(rate) + 1)
+    return np.repeat(rate, parts), angle / round_ms * 2 * np.pi
 
 
 def drift(figure: Figure, drift: pd.DataFrame) -> None:
@@ -105,7 +116,9 @@ def _shares(study: Study) -> tuple[Advice, list[Share]]:
 
 
 def _name(share: Share, advice: Advice) -> str:
-    return f"{share.fit.job} and {', '.join(share.fit.others)} on {advice.links[share.fit.links[0]]}"
+    """For people: a title is one line."""
+    others = ", ".join(share.fit.others) if len(share.fit.others) < 3 else f"{len(share.fit.others)} others"
+    return f"{share.fit.job} and {others} on {advice.links[share.fit.links[0]]}"
 
 
 def _share_frames(study: Study) -> Frames:

@@ -370,8 +370,7 @@ def _period(
     end = min(int(times["end_ns"].max()), traffic.detail_ns[1])
     grid = max(MS, int(times["time_s"].median() * 1e9) // _PER_ITERATION // MS * MS)
     end = min(end, begin + _MOST_INTERVALS * grid)
-    cells = traffic.milliseconds
-    cells = cells[cells["series"].isin(own) & (cells["time_ns"] >= begin) & (cells["time_ns"] < end)]
+    cells = traffic.cells(own.tolist(), begin, end)
     sums = np.bincount(((cells["time_ns"] - begin) // grid).to_numpy(), weights=cells["wire_bytes"].to_numpy(float))
     found = period(sums, least=2) * grid / 1e9 if len(sums) > 4 else 0.0
     return {
