@@ -73,7 +73,7 @@ def burst_spans(bins: Ints, amount: Ints, hot_bytes: float) -> Spans:
 # --- Sums by an integer key, summed piece by piece.
 
 _PENDING = 1 << 22  # keys that wait to be merged
-_SPARSE = 4  # times as many places as rows are still looked through
+_SPARSE = 16  # times as many places as rows are still looked through
 
 
 def sum_by(key: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
@@ -113,7 +113,7 @@ class Cells:
         ascending = bool((key[1:] > key[:-1]).all())
         self._waiting.append((key, [*amounts]) if ascending else sum_by(key, *amounts))
         self._rows += len(self._waiting[-1][0])
-        if self._rows > max(_PENDING, len(self._merged[0])):
+        if self._rows > max(_PENDING, len(self._merged[0]) // 2):
             self.sums()
 
     def sums(self) -> tuple[Ints, list[Ints]]:
@@ -477,7 +477,7 @@ class Scan:
         key, (wire, packets) = self._milliseconds.sums()
         milliseconds = pd.DataFrame(
             {
-                "series": key >> _BINS,
+                "series": (key >> _BINS).astype(np.int32),
                 "time_ns": (key & ((1 << _BINS) - 1)) * MS + self._origin_ns,
                 "wire_bytes": wire,
                 "packets": packets,

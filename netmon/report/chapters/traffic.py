@@ -339,10 +339,12 @@ def _period_frames(study: Study) -> Frames:
     the iteration time."""
     traffic = traffic_of(study)
     need(study.times, NO_TIMES)
+    begin_ns, end_ns = traffic.detail_ns
     runs: Any = study.runs.set_index("run").to_dict("index")
     rows = []
     for (run, job), times in groups(study.times, "run", "job"):
-        rows += [_period(study, traffic, runs[run], run, job, own) for own in _regimes(times)]
+        seen = times[(times["start_ns"] >= begin_ns) & (times["end_ns"] <= end_ns)]
+        rows += [_period(study, traffic, runs[run], run, job, own) for own in _regimes(seen if len(seen) else times)]
     return {"periods": pd.DataFrame(rows)}
 
 
