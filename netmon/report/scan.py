@@ -78,10 +78,10 @@ _SPARSE = 16  # times as many places as rows are still looked through
 
 def sum_by(key: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
     """The distinct keys, ascending, and the sum of each amount per key; exact below 2^53."""
-    codes, distinct = pd.factorize(key)
-    order = np.argsort(distinct)
-    sums = [np.bincount(codes, weights=amount, minlength=len(distinct))[order].astype(np.int64) for amount in amounts]
-    return np.asarray(distinct)[order].astype(np.int64), sums
+    codes, keys = pd.factorize(key)
+    order = np.argsort(keys)
+    sums = [np.bincount(codes, weights=amount, minlength=len(keys))[order].astype(np.int64) for amount in amounts]
+    return np.asarray(keys)[order].astype(np.int64), sums
 
 
 def sum_cells(series: Ints, bins: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
@@ -125,8 +125,7 @@ class Cells:
             key = key[order]
             first = starts(key)
             columns = zip(*(piece[1] for piece in pieces), strict=True)
-            sums = [np.add.reduceat(np.concatenate(column)[order], first) for column in columns] if len(key) else []
-            self._merged = key[first], sums or self._merged[1]
+            self._merged = key[first], [np.add.reduceat(np.concatenate(c)[order], first) for c in columns]
             self._waiting, self._rows = [], 0
         return self._merged
 
@@ -136,8 +135,8 @@ class Codes(Numbered[int]):
 
     def encode(self, values: Ints) -> Ints:
         """The number of each value, same shape."""
-        codes, distinct = pd.factorize(values)
-        return np.array([self.number(int(value)) for value in distinct], np.int64)[codes]
+        codes, numbered = pd.factorize(values)
+        return np.array([self.number(int(value)) for value in numbered], np.int64)[codes]
 
 
 # --- The numbers of a row's link, class and job as one.
@@ -437,8 +436,8 @@ class Scan:
         return jobs
 
     def _remember(self, flow: Ints, series: Ints) -> None:
-        distinct, first = np.unique(flow, return_index=True)
-        for number, index in zip(distinct.tolist(), first.tolist(), strict=True):
+        flows, first = np.unique(flow, return_index=True)
+        for number, index in zip(flows.tolist(), first.tolist(), strict=True):
             self._flow_series.setdefault(number, int(series[index]))
 
     def _add_cells(self, key: Ints, sums: list[Ints]) -> None:

@@ -90,13 +90,11 @@ def _peak_frames(study: Study) -> Frames:
 def _milliseconds(traffic: Traffic) -> Iterator[tuple[dict[str, str], Ints, Ints]]:
     """Of each link and class, and of each link: whose they are, times in ms, ascending, and bytes."""
     cells = traffic.milliseconds
-    of_series = cells["series"].to_numpy()
-    order = np.argsort(of_series, kind="stable")
-    edges = np.searchsorted(of_series[order], np.arange(len(traffic.series) + 1))
+    edges = np.searchsorted(cells["series"].to_numpy(), np.arange(len(traffic.series) + 1))
     time, amount = (cells[name].to_numpy(np.int64) for name in ("time_ns", "wire_bytes"))
     for by, also in (([*_LINK, "class"], {}), (_LINK, {"class": ALL})):
         for key, own in groups(traffic.series, *by):
-            indices = np.concatenate([order[edges[number] : edges[number + 1]] for number in own.index])
+            indices = np.concatenate([np.arange(edges[number], edges[number + 1]) for number in own.index])
             if len(indices):
                 times, (sums,) = sum_by(time[indices] // MS, amount[indices])
                 yield {**dict(zip(by, key, strict=True)), **also}, times, sums

@@ -20,7 +20,7 @@ from netmon.report.style import INK, legend_outside, not_all, panels
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 _MOST_LINKS = 24
-_STEPS = 360  # of a circle, at least and about: between two of them is a straight line
+_STEPS = 360  # of a circle, at least: between two of them is a straight line
 
 
 def circles(figure: Figure, circles: pd.DataFrame) -> None:
@@ -46,12 +46,10 @@ def circles(figure: Figure, circles: pd.DataFrame) -> None:
 def _once_round(rows: pd.DataFrame) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mbit/s of a job over its iteration, and the angles between which each is drawn."""
     time_ms, round_ms = rows["time_ms"].to_numpy(), rows["round_ms"].iloc[0]
-    many = -(-len(rows) // _STEPS)
-    rate = rows["rate_bps"].groupby(np.arange(len(rows)) // many).mean().to_numpy() / 1e6
-    each_ms = (time_ms[1] - time_ms[0]) % round_ms * many if len(rows) > 1 else round_ms
-    parts = -(-_STEPS // len(rate))
-    angle = time_ms[0] + each_ms / parts * np.arange(parts * len(rate) + 1)
-    return np.repeat(rate, parts), angle / round_ms * 2 * np.pi
+    each_ms = (time_ms[1] - time_ms[0]) % round_ms if len(rows) > 1 else round_ms
+    parts = -(-_STEPS // len(rows))
+    angle = time_ms[0] + each_ms / parts * np.arange(parts * len(rows) + 1)
+    return np.repeat(rows["rate_bps"].to_numpy() / 1e6, parts), angle / round_ms * 2 * np.pi
 
 
 def drift(figure: Figure, drift: pd.DataFrame) -> None:
