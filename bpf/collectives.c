@@ -59,7 +59,7 @@ BPF_TABLE("lru_hash", struct transfer_key, struct under_way, under_way_transfers
 /* bcc before 0.26 does not declare it. */
 static u64 (*attach_cookie)(void *ctx) = (void *)174;
 
-#define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
+#define READ_USER(to, from) read_user(&(to), sizeof(to), (void *)(from))
 
 static __always_inline void count(u32 which, u64 by)
 {

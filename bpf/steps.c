@@ -136,7 +136,7 @@ int horovod_enqueue(struct pt_regs *ctx)
 {
 	struct cxx_vector names = {};
 
-	if (bpf_probe_read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
+	if (read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
 		return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, 0, 1);
 	return submit_names(names, hash_of(names.begin), sizeof(struct cxx_string));
 }
@@ -145,7 +145,7 @@ int horovod_enqueue_cow(struct pt_regs *ctx)
 {
 	struct cxx_vector names = {};
 
-	if (bpf_probe_read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
+	if (read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
 		return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, 0, 1);
 	return submit_names(names, hash_of_cow(names.begin), sizeof(struct cow_string));
 }
@@ -164,8 +164,8 @@ int horovod_shape(struct pt_regs *ctx)
 
 	if (!call || !call->left)
 		return 0;
-	if (bpf_probe_read_user(&request, sizeof(request), (void *)FIRST(ctx)) ||
-	    bpf_probe_read_user(&shape, sizeof(shape), (void *)SECOND(ctx))) {
+	if (read_user(&request, sizeof(request), (void *)FIRST(ctx)) ||
+	    read_user(&shape, sizeof(shape), (void *)SECOND(ctx))) {
 		call->left = 0;
 		return 0;
 	}
@@ -247,7 +247,7 @@ static __always_inline int submit_rank(struct pt_regs *ctx, u64 characters, u64 
 	const u64 global = 0x6c61626f6c67; /* as it lies in memory */
 	u64 prefix = 0;
 
-	if (length != 6 || bpf_probe_read_user(&prefix, 6, (void *)characters) || prefix != global)
+	if (length != 6 || read_user(&prefix, 6, (void *)characters) || prefix != global)
 		return 0;
 	return submit(NETMON_HOROVOD, NETMON_STEP_RANK,
 		      (u64)FOURTH_AFTER_RESULT(ctx) << 32 | (u32)FIFTH_AFTER_RESULT(ctx), 0);
@@ -257,7 +257,7 @@ int horovod_rank(struct pt_regs *ctx)
 {
 	struct cxx_string prefix = {};
 
-	if (bpf_probe_read_user(&prefix, sizeof(prefix), (void *)FIRST_AFTER_RESULT(ctx)))
+	if (read_user(&prefix, sizeof(prefix), (void *)FIRST_AFTER_RESULT(ctx)))
 		return 0;
 	return submit_rank(ctx, prefix.characters, prefix.length);
 }
@@ -267,8 +267,8 @@ int horovod_rank_cow(struct pt_regs *ctx)
 	struct cow_string prefix = {};
 	struct cow_head head = {};
 
-	if (bpf_probe_read_user(&prefix, sizeof(prefix), (void *)FIRST_AFTER_RESULT(ctx)) ||
-	    bpf_probe_read_user(&head, sizeof(head), (void *)(prefix.characters - sizeof(head))))
+	if (read_user(&prefix, sizeof(prefix), (void *)FIRST_AFTER_RESULT(ctx)) ||
+	    read_user(&head, sizeof(head), (void *)(prefix.characters - sizeof(head))))
 		return 0;
 	return submit_rank(ctx, prefix.characters, head.length);
 }
@@ -278,7 +278,7 @@ int reducer_enqueue(struct pt_regs *ctx)
 {
 	u64 tensor = 0, size = 0;
 
-	if (!bpf_probe_read_user(&tensor, sizeof(tensor), (void *)SECOND(ctx)))
+	if (!read_user(&tensor, sizeof(tensor), (void *)SECOND(ctx)))
 		size = size_of_flat_tensor(tensor);
 	return submit_sized(NETMON_REDUCER, NETMON_STEP_ENQUEUE, mix(NETMON_HASH_SEED, FIRST(ctx)), 1, size);
 }
@@ -409,9 +409,9 @@ int gloo_enqueue(struct pt_regs *ctx)
 	struct gloo_buffer buffer = {};
 	u64 first = 0, size = 0;
 
-	if (bpf_probe_read_user(&options, sizeof(options), (void *)FIRST(ctx)) ||
-	    bpf_probe_read_user(&first, sizeof(first), (void *)options.out.begin) ||
-	    bpf_probe_read_user(&buffer, sizeof(buffer), (void *)first))
+	if (read_user(&options, sizeof(options), (void *)FIRST(ctx)) ||
+	    read_user(&first, sizeof(first), (void *)options.out.begin) ||
+	    read_user(&buffer, sizeof(buffer), (void *)first))
 		return submit(NETMON_GLOO, NETMON_STEP_OTHER, 0, 0);
 	/* Older ones have something else there. */
 	if (options.values < NETMON_MOST_VALUES && options.value_bytes <= 8 &&

@@ -39,7 +39,7 @@ static __always_inline u64 values_of(u64 begin, u64 end)
 	if (bytes > sizeof(sizes) || bytes % 8)
 		return 0;
 	/* A scalar has no sizes, and one value. The mask changes nothing; it shows the verifier the bound. */
-	if (bytes && bpf_probe_read_user(sizes, bytes & 127, (void *)begin))
+	if (bytes && read_user(sizes, bytes & 127, (void *)begin))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < 8; i++) {
@@ -65,7 +65,7 @@ static __always_inline u64 size_of_flat_tensor(u64 address)
 {
 	u64 word[TENSOR_WORDS] = {};
 
-	if (bpf_probe_read_user(word, sizeof(word), (void *)address))
+	if (read_user(word, sizeof(word), (void *)address))
 		return 0;
 #pragma unroll
 	for (int at = 3; at + 13 < TENSOR_WORDS; at++) {
@@ -82,7 +82,7 @@ static __always_inline u64 size_of_tensor(u64 address)
 {
 	u64 word[TENSOR_WORDS] = {}, product;
 
-	if (bpf_probe_read_user(word, sizeof(word), (void *)address))
+	if (read_user(word, sizeof(word), (void *)address))
 		return 0;
 #pragma unroll
 	for (int at = 3; at + 13 < TENSOR_WORDS; at++) {

@@ -31,7 +31,7 @@ static __always_inline u64 bytes_of_gloo(u64 address)
 {
 	struct gloo_buffer buffer = {};
 
-	if (!address || bpf_probe_read_user(&buffer, sizeof(buffer), (void *)address))
+	if (!address || read_user(&buffer, sizeof(buffer), (void *)address))
 		return 0;
 	return buffer.bytes;
 }
@@ -41,7 +41,7 @@ static __always_inline int submit_gloo(struct pt_regs *ctx, u64 of)
 	struct gloo_options options = {};
 	u64 in, out;
 
-	if (bpf_probe_read_user(&options, sizeof(options), (void *)FIRST(ctx)))
+	if (read_user(&options, sizeof(options), (void *)FIRST(ctx)))
 		return 0;
 	in = bytes_of_gloo(options.in);
 	out = bytes_of_gloo(options.out);
@@ -54,8 +54,8 @@ static __always_inline int submit_gloo_send(u64 tensors_address)
 	struct cxx_vector tensors = {};
 	u64 tensor = 0;
 
-	if (bpf_probe_read_user(&tensors, sizeof(tensors), (void *)tensors_address) ||
-	    bpf_probe_read_user(&tensor, sizeof(tensor), (void *)tensors.begin))
+	if (read_user(&tensors, sizeof(tensors), (void *)tensors_address) ||
+	    read_user(&tensor, sizeof(tensor), (void *)tensors.begin))
 		return 0;
 	return submit_transfer(NETMON_GLOO, NETMON_OF_ALL, bytes_of_size(size_of_tensor(tensor)));
 }

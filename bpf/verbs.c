@@ -86,7 +86,7 @@ struct part {
 	u32 length, key;
 };
 
-#define READ(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
+#define READ(to, from) read_user(&(to), sizeof(to), (void *)(from))
 
 static __always_inline void miss(u32 which, u64 amount)
 {
@@ -225,7 +225,7 @@ int verbs_modify(struct pt_regs *ctx)
 	if (mask & PATH_GIVEN) {
 		READ(queue->gid, attributes + GID);
 		queue->lid = 0;
-		bpf_probe_read_user(&queue->lid, 2, (void *)(attributes + LID));
+		read_user(&queue->lid, 2, (void *)(attributes + LID));
 	}
 	return 0;
 }
@@ -282,7 +282,7 @@ static __always_inline u64 length_of(struct netmon_queue *queue, u64 at, u32 cou
 		if (size > sizeof(parts))
 			size = sizeof(parts);
 		__builtin_memset(parts, 0, sizeof(parts));
-		if (bpf_probe_read_user(parts, size, (void *)at) && queue)
+		if (read_user(parts, size, (void *)at) && queue)
 			lock_xadd(&queue->unread, 1);
 #pragma unroll
 		for (part = 0; part < NETMON_POSTED_PARTS; part++)

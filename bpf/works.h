@@ -33,9 +33,9 @@ static __always_inline void tell_context(struct netmon_step *step, u64 pointer)
 	struct gloo_context context = {};
 	u64 address = 0;
 
-	if (!bpf_probe_read_user(&address, sizeof(address), (void *)pointer))
+	if (!read_user(&address, sizeof(address), (void *)pointer))
 		step->name_hash = address;
-	if (!bpf_probe_read_user(&context, sizeof(context), (void *)address)) {
+	if (!read_user(&context, sizeof(context), (void *)address)) {
 		int at = context.word[0] < context.word[1] && context.word[1] <= 0xffff ? 0 : 2;
 
 		if (context.word[at] < context.word[at + 1] && context.word[at + 1] <= 0xffff) {
@@ -55,10 +55,10 @@ static __always_inline int begin_gloo_work(u64 work, u64 context_pointer, u64 te
 	step.tensors = operation;
 	step.sequence = sequence;
 	tell_context(&step, context_pointer);
-	if (!bpf_probe_read_user(&outer, sizeof(outer), (void *)tensors) && outer.end > outer.begin &&
-	    !bpf_probe_read_user(&inner, sizeof(inner), (void *)outer.begin) && inner.end > inner.begin &&
+	if (!read_user(&outer, sizeof(outer), (void *)tensors) && outer.end > outer.begin &&
+	    !read_user(&inner, sizeof(inner), (void *)outer.begin) && inner.end > inner.begin &&
 	    (inner.end == inner.begin + sizeof(tensor) || !NETMON_SUMS(operation)) &&
-	    !bpf_probe_read_user(&tensor, sizeof(tensor), (void *)inner.begin))
+	    !read_user(&tensor, sizeof(tensor), (void *)inner.begin))
 		step.size = size_of_tensor(tensor);
 	return submit_step(&step);
 }
@@ -72,7 +72,7 @@ static __always_inline int begin_transfer(u64 work, u64 tensor_pointer, u16 oper
 	step.tensors = operation;
 	step.sequence = peer;
 	step.name_hash = group;
-	if (!bpf_probe_read_user(&tensor, sizeof(tensor), (void *)tensor_pointer))
+	if (!read_user(&tensor, sizeof(tensor), (void *)tensor_pointer))
 		step.size = size_of_tensor(tensor);
 	return submit_step(&step);
 }
