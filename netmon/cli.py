@@ -2,6 +2,7 @@
 """The list of commands, and the one place that catches errors and configures logging."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv is None:
             _heed_signals()
+            # numpy's BLAS, to which nobody here gives much, would start a thread with its memory for every CPU, in each
+            # process that we start.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         configure_logs(TEXT)
         arguments = list(sys.argv[1:] if argv is None else argv)
         args = _parse(arguments)

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 # Tests start hundreds of processes: what one of these has compiled, the next one is not to compile again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as `netmon` has it
 # What people see has their own time: here it is the same everywhere.
 os.environ["TZ"] = "UTC"
 time.tzset()

@@ -101,7 +101,6 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             program = own_module("collector.jobs.worker", theirs.fileno())
-            program["env"]["OPENBLAS_NUM_THREADS"] = "1"
             self.process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self._connection: Connection[bytes, bytes] = Connection(ours.detach())
 

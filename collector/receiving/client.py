@@ -189,7 +189,6 @@ def _is_fresh(registry: Registry, received: Received, session: Session, index: i
 _KINDS: dict[str, type[NetmonError]] = {
     kind.__name__: kind for kind in (UsageError, CertificateError, UnsupportedError)
 }
-_OWN = {"OPENBLAS_NUM_THREADS": "1"}
 _LATER_S = 1.0  # than the grace of those who are still connected
 
 
@@ -208,7 +207,7 @@ class ReceivingProcess:
         with theirs:
             given = theirs.fileno(), memory
             program = own_module("collector.receiving.receiver", *given)
-            program["env"] = {"GRPC_EXPERIMENTS": FEW_THREADS, **program["env"], **_OWN}
+            program["env"] = {"GRPC_EXPERIMENTS": FEW_THREADS, **program["env"]}
             process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=given)
         started = cls(process, await Pipe.open(ours, memory))
         started.send(listen)

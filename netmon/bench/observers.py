@@ -111,9 +111,8 @@ def read_report(path: Path) -> Received:
 
 def serve_sink(address: str, report: str) -> None:
     """Blocks until SIGTERM or SIGINT comes."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    ends = signal.SIGINT, signal.SIGTERM
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     sink = Sink()
     server = grpc.server(ThreadPoolExecutor(_THREADS), options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
@@ -121,7 +120,7 @@ def serve_sink(address: str, report: str) -> None:
     server.start()
     give_socket(Path(address.removeprefix("unix:")))
     print(LISTENS, flush=True)
-    ended.wait()
+    signal.sigwait(ends)
     server.stop(1).wait()
     Path(report).write_text(json.dumps(asdict(sink.received)))
 

@@ -42,8 +42,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Watch and stream until SIGINT or SIGTERM; blocks."""
-    # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from netmon.agent.agent import Agent
     from netmon.service import Supervisor, keep_heap, trim_heap
 

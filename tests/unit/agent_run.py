@@ -7,7 +7,7 @@ sends what is left.
 
 import signal
 import sys
-import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +25,9 @@ APART_MS = 1_000_000  # between two sessions, on the host's clock
 
 def main(spool: str, where: str, host: str, session: str, number: int, record: Path) -> None:
     sending._LOOK_AGAIN_S = 0.2
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    # No Event: where the signal comes while this thread looks at it, its handler would wait for the lock for ever.
+    signalled: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signalled.append(number))
     grpc = where.startswith("unix:")
     connect = connect_by_grpc(where) if grpc else connect_by_bus(BusSettings(tuple(where.split(","))))
     sent = Sent(Path(spool), where, session, connect)
@@ -39,13 +40,14 @@ def main(spool: str, where: str, host: str, session: str, number: int, record: P
         ranks = [replace(rank, job=f"train-{host}", size=1) for rank in batch.training.ranks]
         return replace(batch, training=replace(batch.training, ranks=ranks))
 
-    while not ended.wait(0.02):
+    while not signalled:
         sent.append(change=of_host)
-        while sent.spool.memory_bytes and not ended.wait(0.001):  # what only memory has goes with its agent
-            pass
+        while sent.spool.memory_bytes and not signalled:  # what only memory has goes with its agent
+            time.sleep(0.001)
         written = record.with_name(f".{record.name}")
         written.write_text(str(sent.host.sequence))
         written.replace(record)  # a kill leaves the old one or the new one
+        time.sleep(0.02)
     sent.finish(30)
 
 

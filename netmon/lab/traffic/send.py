@@ -15,7 +15,6 @@ import json
 import signal
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,18 +47,14 @@ class Sender:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
-        self._stopped = threading.Event()
+        self.stopped = False
         self._open: set[socket.socket] = set()
         self._over: list[_Over] = []
         self._begun = self._offered = 0
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         """End soon; may be a signal's handler."""
-        self._stopped.set()
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped.is_set()
+        self.stopped = True  # no Event: its lock may be held where the signal comes
 
     def run(self, loads: Iterable[Table], begun: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
         """Replay loads (dtype LOAD, one after the other, in order of time) and return the account; blocks.
@@ -79,16 +74,16 @@ class Sender:
                 self._offered += size
                 flows.submit(self._send, begin + start, size)
             ended = time.monotonic_ns()
-            while self._stopped.is_set() and len(self._over) < self._begun:
+            while self.stopped and len(self._over) < self._begun:
                 self._cut_off()
                 time.sleep(0.01)
         return self._account(ended - begin)
 
     def _wait_until(self, due_ns: int) -> bool:
         """Sleep until a moment of CLOCK_MONOTONIC; whether it came before the end."""
-        while (left := due_ns - time.monotonic_ns()) > 0 and not self._stopped.is_set():
+        while (left := due_ns - time.monotonic_ns()) > 0 and not self.stopped:
             time.sleep(min(left / 1e9, _NAP_SECONDS))
-        return not self._stopped.is_set()
+        return not self.stopped
 
     def _send(self, due_ns: int, size: int) -> None:
         start, sent = time.monotonic_ns(), 0
@@ -96,7 +91,7 @@ class Sender:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
             self._open.add(connection)
             with contextlib.suppress(OSError):  # cut off, or refused: the account shows it
-                if not self._stopped.is_set():
+                if not self.stopped:
                     connection.connect(self._address)
                 while sent < size:
                     sent += connection.send(_ZEROS[: size - sent])
@@ -178,10 +173,9 @@ def main() -> None:
 
 def _hold(sender: Sender) -> None:
     """Block until SIGUSR1, or until the sender is stopped."""
-    begin = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda number, frame: begin.set())
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     print("ready", flush=True)
-    while not begin.wait(_SIGNALLED_SECONDS) and not sender.stopped:
+    while not signal.sigtimedwait([signal.SIGUSR1], _SIGNALLED_SECONDS) and not sender.stopped:
         pass
 
 
