@@ -280,7 +280,8 @@ _STRAY = 0.001  # of V: less is no gradients
 _CHANCE = 0.05  # likelier chains are no evidence
 _POINTS = 64  # pauses looked at
 _LAST, _SPAN = 3, 16  # V is the volume between one of the last 3 of them and one of the 16 before it
-_TYPICAL = 25  # percentile of a chain's pauses
+_TYPICAL = 0.25  # quantile of a chain's pauses
+_NEVER = np.iinfo(np.int64).max
 SHORT = 0.5
 """Of the typical pause before an iteration, or of another chain's: what is less is no such pause."""
 _AS_FAR = 0.5  # as another chain reaches back
@@ -445,12 +446,24 @@ def _chains(
     intervals = (path >= 0).sum(axis=1) - 1
     meeting = np.minimum(1.0, 2 * VOLUME_TOLERANCE * volumes * len(points) / max(1, int(level[-1] - level[0])))
     log_chance = np.log(len(ends)) + (intervals - 1) * np.log(meeting)
+    kept = np.flatnonzero((intervals >= INTERVALS) & (log_chance < np.log(_CHANCE)))
+    typical = _quantiles(np.where(path[kept] >= 0, pauses[points[path[kept]]], _NEVER), intervals[kept], _TYPICAL)
     found = []
-    for k in np.flatnonzero((intervals >= INTERVALS) & (log_chance < np.log(_CHANCE))).tolist():
+    for k, pause in zip(kept.tolist(), typical.tolist(), strict=True):
         steps = path[k, : intervals[k] + 1][::-1]
-        pause = float(np.percentile(pauses[points[steps]], _TYPICAL))
         reach = int(level[steps[-1]] - level[steps[0]])
         found.append(_Chain(points[steps], reach, float(volumes[k]), pause, float(log_chance[k])))
+    return found
+
+
+def _quantiles(
+    values: npt.NDArray[np.int64], last: npt.NDArray[np.int64], share: float
+) -> npt.NDArray[np.float64]:
+    """As np.quantile interpolates it, of each row's values, of which there are last + 1: the others are _NEVER."""
+    ordered, row = np.sort(values, axis=1), np.arange(len(values))
+    below = (share * last).astype(np.int64)
+    least, next_one = ordered[row, below], ordered[row, np.minimum(below + 1, last)]
+    found: npt.NDArray[np.float64] = least + (next_one - least) * (share * last - below)
     return found
 
 
@@ -469,15 +482,16 @@ def _follow_back(
     level: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], volumes: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
     """The points of every candidate's chain, last first, −1 after its first; shape (candidates, steps)."""
-    here, path = ends, [ends]
-    going = np.ones(len(ends), bool)
-    while going.any() and len(path) < len(level):
-        wanted = level[here] - volumes
-        after = np.minimum(np.maximum(np.searchsorted(level, wanted), 1), len(level) - 1)  # np.clip takes far longer
-        nearest = np.where(wanted - level[after - 1] <= level[after] - wanted, after - 1, after)
-        going = going & (np.abs(level[nearest] - wanted) <= VOLUME_TOLERANCE * volumes) & (nearest < here)
-        here = np.where(going, nearest, here)
-        path.append(np.where(going, nearest, -1))
+    height, here, going, path = level.astype(np.float64), ends, np.arange(len(ends)), [ends]
+    while len(going) and len(path) < len(level):
+        wanted = height[here] - volumes
+        after = np.minimum(np.maximum(height.searchsorted(wanted), 1), len(level) - 1)  # np.clip takes far longer
+        nearest = after - (wanted - height[after - 1] <= height[after] - wanted)
+        goes_on = (np.abs(height[nearest] - wanted) <= VOLUME_TOLERANCE * volumes) & (nearest < here)
+        going, here, volumes = going[goes_on], nearest[goes_on], volumes[goes_on]
+        met = np.full(len(ends), -1)
+        met[going] = here
+        path.append(met)
     return np.array(path).T
 
 
