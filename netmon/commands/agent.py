@@ -4,7 +4,6 @@
 import argparse
 import gc
 import logging
-import os
 import signal
 from collections.abc import Collection
 

@@ -40,7 +40,16 @@ from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, wor
 from netmon.dl.verdict.other_ends import NAMED, JobFlow, own_transfers, with_ends
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import Numbered, all_of, known_columns, not_understood, open_table, read_rows, stream
+from netmon.history.dataset import (
+    Numbered,
+    all_of,
+    frame_of,
+    known_columns,
+    not_understood,
+    open_table,
+    read_rows,
+    stream,
+)
 from netmon.history.files import has_ended, table_files
 from netmon.history.transfers import transfers_of
 from netmon.records import Direction
@@ -132,8 +141,8 @@ def verdicts(
     iteration.
     """
     found, ends = False, _Ends(data)
-    for name in judged_jobs(data, job, within_ns):
-        for span_ns, rows in _in_spans(data, name, within_ns):
+    for name, files in judged_jobs(data, job, within_ns).items():
+        for span_ns, rows in _in_spans(data, name, files, within_ns):
             inside = max(span_ns[0], within_ns[0]), min(span_ns[1], within_ns[1])
             for run in _runs(rows):
                 for judged in _of_run(data, name, run, iteration, inside):
@@ -148,7 +157,8 @@ def verdicts(
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
     """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
     for verdict in verdicts(data, job, iteration):
-        pieces = _in_spans(data, verdict.job, (verdict.end_ns, verdict.end_ns + 1))
+        around = verdict.end_ns, verdict.end_ns + 1
+        pieces = _in_spans(data, verdict.job, judged_jobs(data, verdict.job, around)[verdict.job], around)
         own = (rows for span_ns, rows in pieces if span_ns[0] <= verdict.end_ns < span_ns[1])
         for run in (run for rows in own for run in _runs(rows)):
             meanwhile = (run["start_ns"] < verdict.end_ns) & (run["end_ns"] > verdict.start_ns)
@@ -239,14 +249,22 @@ def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
     return newest
 
 
-def judged_jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
-    """The jobs that are to be judged: their steps are understood. Raises DataError where there is none of this name."""
+def judged_jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> dict[str, list[Path]]:
+    """The jobs that are to be judged, whose steps are understood: the files in which they have iterations.
+
+    Raises DataError where there is none of this name.
+    """
     unclear = not_understood(data)
-    if unclear and not table_files(data, "iterations"):
-        return []
-    batches = stream(open_table(data, "iterations", _around(within_ns)), ["job"])
-    names = sorted({str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()})
-    return understood_jobs(job, names, unclear)
+    paths = table_files(data, "iterations")
+    if unclear and not paths:
+        return {}
+    files = dict[str, list[Path]]()
+    for known in open_table(data, "iterations", _around(within_ns), paths).get_fragments():
+        path = Path(known.path)
+        batches = stream(open_table(data, "iterations", paths=[path]), ["job"])
+        for name in {str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()}:
+            files.setdefault(name, []).append(path)
+    return {name: files[name] for name in understood_jobs(job, sorted(files), unclear)}
 
 
 def understood_jobs(job: str | None, names: Sequence[str], unclear: Sequence[str]) -> list[str]:
@@ -262,12 +280,14 @@ def understood_jobs(job: str | None, names: Sequence[str], unclear: Sequence[str
     raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {known}")
 
 
-def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tuple[tuple[int, int], pd.DataFrame]]:
+def _in_spans(
+    data: Path, job: str, files: Sequence[Path], within_ns: tuple[int, int]
+) -> Iterator[tuple[tuple[int, int], pd.DataFrame]]:
     """The rows of a job in pieces of bounded size, with the time in which each piece's own iterations end (UTC ns).
 
     Its other rows are of iterations around them, with which they are compared. within_ns: other pieces are left out.
     """
-    table = open_table(data, "iterations", _around(within_ns))
+    table = open_table(data, "iterations", _around(within_ns), files)
     batches = list(stream(table, ["start_ns", "rank"], ds.field("job") == job))
     starts = np.sort(np.concatenate([batch.column("start_ns").to_numpy() for batch in batches]))
     ranks = len(set().union(*(batch.column("rank").unique().to_pylist() for batch in batches)))
@@ -279,7 +299,7 @@ def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tupl
             continue
         first, over = number * _ROWS - around, (number + 1) * _ROWS + around
         read = int(starts[max(0, first)]), int(starts[min(len(starts), over) - 1])
-        yield (begin_ns, end_ns), _iterations(data, job, read)
+        yield (begin_ns, end_ns), _iterations(data, job, files, read)
 
 
 def _around(within_ns: tuple[int, int]) -> tuple[int, int]:
@@ -287,11 +307,12 @@ def _around(within_ns: tuple[int, int]) -> tuple[int, int]:
     return within_ns[0] - 2 * _LONG_NS, within_ns[1]
 
 
-def _iterations(data: Path, job: str, within_ns: tuple[int, int]) -> pd.DataFrame:
+def _iterations(data: Path, job: str, files: Sequence[Path], within_ns: tuple[int, int]) -> pd.DataFrame:
     """The rows of a job that begin in this time, both ends included."""
     start = ds.field("start_ns")
     condition = (ds.field("job") == job) & (start >= within_ns[0]) & (start <= within_ns[1])
-    rows = read_rows(data, "iterations", _ITERATION, condition, (within_ns[0], within_ns[1] + 1))
+    table = open_table(data, "iterations", (within_ns[0], within_ns[1] + 1), files)
+    rows = frame_of(table, _ITERATION, condition)
     return rows[rows["end_ns"] > rows["start_ns"]]
 
 

@@ -281,7 +281,6 @@ _CHANCE = 0.05  # likelier chains are no evidence
 _POINTS = 64  # pauses looked at
 _LAST, _SPAN = 3, 16  # V is the volume between one of the last 3 of them and one of the 16 before it
 _TYPICAL = 0.25  # quantile of a chain's pauses
-_NEVER = np.iinfo(np.int64).max
 SHORT = 0.5
 """Of the typical pause before an iteration, or of another chain's: what is less is no such pause."""
 _AS_FAR = 0.5  # as another chain reaches back
@@ -447,7 +446,7 @@ def _chains(
     meeting = np.minimum(1.0, 2 * VOLUME_TOLERANCE * volumes * len(points) / max(1, int(level[-1] - level[0])))
     log_chance = np.log(len(ends)) + (intervals - 1) * np.log(meeting)
     kept = np.flatnonzero((intervals >= INTERVALS) & (log_chance < np.log(_CHANCE)))
-    typical = _quantiles(np.where(path[kept] >= 0, pauses[points[path[kept]]], _NEVER), intervals[kept], _TYPICAL)
+    typical = _quantiles(np.where(path[kept] >= 0, pauses[points[path[kept]]], np.inf), intervals[kept], _TYPICAL)
     found = []
     for k, pause in zip(kept.tolist(), typical.tolist(), strict=True):
         steps = path[k, : intervals[k] + 1][::-1]
@@ -456,10 +455,8 @@ def _chains(
     return found
 
 
-def _quantiles(
-    values: npt.NDArray[np.int64], last: npt.NDArray[np.int64], share: float
-) -> npt.NDArray[np.float64]:
-    """As np.quantile interpolates it, of each row's values, of which there are last + 1: the others are _NEVER."""
+def _quantiles(values: npt.NDArray[np.float64], last: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
+    """As np.quantile interpolates it, of each row's values, of which there are last + 1; the others are infinite."""
     ordered, row = np.sort(values, axis=1), np.arange(len(values))
     below = (share * last).astype(np.int64)
     least, next_one = ordered[row, below], ordered[row, np.minimum(below + 1, last)]
