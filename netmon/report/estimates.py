@@ -414,25 +414,29 @@ def congestion_point(level: npt.ArrayLike, time_s: npt.ArrayLike, tolerance: flo
     if y[-1] <= y[0] * (1 + tolerance):
         return _no_point(y, f"no rise: the highest level takes {y[-1] / y[0]:.2f} × the lowest")
     u = rescaled(x)
-    corners = np.concatenate([np.linspace(a, b, _GRID, endpoint=False) for a, b in itertools.pairwise(u)])
-    best = min((_two_lines(u, y, corner) for corner in corners), key=lambda point: point.error)
-    straight = _distance(y, np.polyval(np.polyfit(u, y, 1, w=1 / y), u).astype(float))
+    best = min((_two_lines(u, y, *ends) for ends in itertools.pairwise(np.unique(u))), key=lambda point: point.error)
+    straight = float(_distance(y, np.polyval(np.polyfit(u, y, 1, w=1 / y), u).astype(float)))
     if best.level <= x[0] or (straight <= best.error * 1.05 and best.level < x[1]):
         return CongestionPoint(math.nan, flat_all, math.nan, straight, "nothing is flat: it rises from the start")
     return best
 
 
-def _two_lines(u: Floats, y: Floats, corner: float) -> CongestionPoint:
-    below = u <= corner
+def _two_lines(u: Floats, y: Floats, since: float, until: float) -> CongestionPoint:
+    """The best corner in [since, until), between two neighbours of u."""
+    corner = np.linspace(since, until, _GRID, endpoint=False)
+    below = u <= since
     flat = float(np.median(y[below]))
-    rise, weight = (u - corner)[~below], 1 / y[~below] ** 2
-    slope = max(0.0, float((weight * rise) @ (y[~below] - flat) / ((weight * rise) @ rise)))
-    fitted = np.where(below, flat, flat + slope * (u - corner))
-    return CongestionPoint(1 - 1 / corner, flat, slope, _distance(y, fitted))
+    rise, weight = u[~below] - corner[:, None], 1 / y[~below] ** 2
+    slope = np.maximum(0.0, (weight * rise) @ (y[~below] - flat) / (weight * rise**2).sum(axis=1))
+    error = _distance(y, np.where(below, flat, flat + slope[:, None] * (u - corner[:, None])))
+    best = int(error.argmin())
+    return CongestionPoint(float(1 - 1 / corner[best]), flat, float(slope[best]), float(error[best]))
 
 
-def _distance(y: Floats, fitted: Floats) -> float:
-    return float(np.sqrt(np.mean((fitted / y - 1) ** 2)))
+def _distance(y: Floats, fitted: Floats) -> Floats:
+    """Of each row that is fitted."""
+    distance: Floats = np.sqrt(np.mean((fitted / y - 1) ** 2, axis=-1))
+    return distance
 
 
 def _no_point(y: Floats, reason: str) -> CongestionPoint:
