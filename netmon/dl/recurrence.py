@@ -419,8 +419,10 @@ class _Cycle:
             return None
         last, first = self.words[-1], self.words[0]
         words = calls.words[at : before + 1]
-        follows = (words[1:] == first) | ~np.isin(words[1:], self.words)
-        borders = [0, *(1 + np.flatnonzero((words[:-1] == last) & follows)).tolist()]
+        after = 1 + np.flatnonzero(words[:-1] == last)
+        if len(after):
+            after = after[(words[after] == first) | ~np.isin(words[after], self.words)]
+        borders = [0, *after.tolist()]
         if ended and len(words) and words[-1] == last:
             borders.append(len(words))
         for begin, end in pairwise(borders):
