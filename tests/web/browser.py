@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 LONG_MS = 120_000
 READY = """() => performance.getEntriesByName('netmon-first-picture').length && !netmonPage.timeline.tiles.busy
   && netmonPage.restored
