@@ -141,8 +141,10 @@ def verdicts(
     iteration.
     """
     found, ends = False, _Ends(data)
-    for name, files in judged_jobs(data, job, within_ns).items():
-        for span_ns, rows in _in_spans(data, name, files, within_ns):
+    unclear = not_understood(data)
+    known = {} if unclear and not table_files(data, "iterations") else _jobs_by_file(data, within_ns)
+    for name in understood_jobs(job, sorted(set().union(*known.values())), unclear):
+        for span_ns, rows in _in_spans(data, name, known, within_ns):
             inside = max(span_ns[0], within_ns[0]), min(span_ns[1], within_ns[1])
             for run in _runs(rows):
                 for judged in _of_run(data, name, run, iteration, inside):
@@ -157,8 +159,7 @@ def verdicts(
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
     """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
     for verdict in verdicts(data, job, iteration):
-        around = verdict.end_ns, verdict.end_ns + 1
-        pieces = _in_spans(data, verdict.job, judged_jobs(data, verdict.job, around)[verdict.job], around)
+        pieces = _in_spans(data, verdict.job, {}, (verdict.end_ns, verdict.end_ns + 1))
         own = (rows for span_ns, rows in pieces if span_ns[0] <= verdict.end_ns < span_ns[1])
         for run in (run for rows in own for run in _runs(rows)):
             meanwhile = (run["start_ns"] < verdict.end_ns) & (run["end_ns"] > verdict.start_ns)
@@ -249,22 +250,14 @@ def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
     return newest
 
 
-def judged_jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> dict[str, list[Path]]:
-    """The jobs that are to be judged, whose steps are understood: the files in which they have iterations.
-
-    Raises DataError where there is none of this name.
-    """
-    unclear = not_understood(data)
-    paths = table_files(data, "iterations")
-    if unclear and not paths:
-        return {}
-    files = dict[str, list[Path]]()
-    for known in open_table(data, "iterations", _around(within_ns), paths).get_fragments():
-        path = Path(known.path)
-        batches = stream(open_table(data, "iterations", paths=[path]), ["job"])
-        for name in {str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()}:
-            files.setdefault(name, []).append(path)
-    return {name: files[name] for name in understood_jobs(job, sorted(files), unclear)}
+def _jobs_by_file(data: Path, within_ns: tuple[int, int]) -> dict[Path, set[str]]:
+    """The jobs that have iterations in each file of this time. Raises DataError where there is no such dataset."""
+    known = dict[Path, set[str]]()
+    for file in open_table(data, "iterations", _around(within_ns)).get_fragments():
+        path = Path(file.path)
+        names = (batch.column(0).unique() for batch in stream(open_table(data, "iterations", paths=[path]), ["job"]))
+        known[path] = {str(name) for column in names for name in column.drop_null().to_pylist()}
+    return known
 
 
 def understood_jobs(job: str | None, names: Sequence[str], unclear: Sequence[str]) -> list[str]:
@@ -281,13 +274,14 @@ def understood_jobs(job: str | None, names: Sequence[str], unclear: Sequence[str
 
 
 def _in_spans(
-    data: Path, job: str, files: Sequence[Path], within_ns: tuple[int, int]
+    data: Path, job: str, known: Mapping[Path, set[str]], within_ns: tuple[int, int]
 ) -> Iterator[tuple[tuple[int, int], pd.DataFrame]]:
     """The rows of a job in pieces of bounded size, with the time in which each piece's own iterations end (UTC ns).
 
     Its other rows are of iterations around them, with which they are compared. within_ns: other pieces are left out.
+    known: the jobs of files; those of others are looked for.
     """
-    table = open_table(data, "iterations", _around(within_ns), files)
+    table = _open_iterations(data, job, known, _around(within_ns))
     batches = list(stream(table, ["start_ns", "rank"], ds.field("job") == job))
     starts = np.sort(np.concatenate([batch.column("start_ns").to_numpy() for batch in batches]))
     ranks = len(set().union(*(batch.column("rank").unique().to_pylist() for batch in batches)))
@@ -299,7 +293,13 @@ def _in_spans(
             continue
         first, over = number * _ROWS - around, (number + 1) * _ROWS + around
         read = int(starts[max(0, first)]), int(starts[min(len(starts), over) - 1])
-        yield (begin_ns, end_ns), _iterations(data, job, files, read)
+        yield (begin_ns, end_ns), _iterations(data, job, known, read)
+
+
+def _open_iterations(data: Path, job: str, known: Mapping[Path, set[str]], begins_ns: tuple[int, int]) -> ds.Dataset:
+    """Of the files there are now, those that may hold iterations of the job."""
+    files = [path for path in table_files(data, "iterations") if job in known.get(path, {job})]
+    return open_table(data, "iterations", begins_ns, files)
 
 
 def _around(within_ns: tuple[int, int]) -> tuple[int, int]:
@@ -307,11 +307,11 @@ def _around(within_ns: tuple[int, int]) -> tuple[int, int]:
     return within_ns[0] - 2 * _LONG_NS, within_ns[1]
 
 
-def _iterations(data: Path, job: str, files: Sequence[Path], within_ns: tuple[int, int]) -> pd.DataFrame:
+def _iterations(data: Path, job: str, known: Mapping[Path, set[str]], within_ns: tuple[int, int]) -> pd.DataFrame:
     """The rows of a job that begin in this time, both ends included."""
     start = ds.field("start_ns")
     condition = (ds.field("job") == job) & (start >= within_ns[0]) & (start <= within_ns[1])
-    table = open_table(data, "iterations", (within_ns[0], within_ns[1] + 1), files)
+    table = _open_iterations(data, job, known, (within_ns[0], within_ns[1] + 1))
     rows = frame_of(table, _ITERATION, condition)
     return rows[rows["end_ns"] > rows["start_ns"]]
 
