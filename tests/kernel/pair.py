@@ -76,12 +76,16 @@ class Watched:
         ]
 
     def transfer(self, megabytes: int = 20, rate: str = "0") -> None:
-        """So many bytes from left to right, over TCP."""
+        """So many bytes from left to right, over TCP; again where iperf3 ends before all of it is sent."""
         host = Host("right", self.right.namespace.name, self.right.address)
-        with Process("iperf3", ["iperf3", "-s", "-1", "-p", "5999", "--forceflush"], self.folder, host=host) as server:
-            server.wait_output("listening", 10)
-            self.left.namespace.run("iperf3", "-c", self.right.address, "-p", "5999", "-n", f"{megabytes}M", "-b", rate)
-            server.end()
+        client = ["iperf3", "-c", self.right.address, "-p", "5999", "-n", f"{megabytes}M", "-b", rate]
+        until = self.counters()["rx"] + (megabytes << 20)
+        while self.settled()["rx"] < until:
+            command = ["iperf3", "-s", "-1", "-p", "5999", "--forceflush"]
+            with Process("iperf3", command, self.folder, host=host) as server:
+                server.wait_output("listening", 10)
+                self.left.namespace.run(*client)
+                server.end()
 
     def counters(self) -> dict[str, int]:
         """The NIC's own."""

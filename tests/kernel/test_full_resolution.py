@@ -48,21 +48,11 @@ def stored(watched: Watched, name: str = "buckets") -> pd.DataFrame:
 
 
 def transferred(watched: Watched, megabytes: int) -> pd.DataFrame:
-    """Sends, and waits until the dataset has it: its rows.
-
-    On a busy machine iperf3 may end while its socket still holds most of it, which is then never sent.
-    """
-    before, counted = received(watched), watched.counters()["rx"]
+    """Sends, and waits until the dataset has it: its rows."""
+    before = stored(watched)["payload_bytes"].sum()
     watched.transfer(megabytes, rate="100M")
-    sent = watched.settled()["rx"] - counted
-    wait_for(lambda: received(watched) >= before + sent)
+    wait_for(lambda: stored(watched)["payload_bytes"].sum() >= before + megabytes * 1_000_000)
     return stored(watched)
-
-
-def received(watched: Watched) -> int:
-    """Wire bytes in the dataset."""
-    rows = stored(watched)
-    return int(rows.loc[rows["direction"] == "rx", "wire_bytes"].sum())
 
 
 def test_the_stream_and_the_recorder_tell_the_same_to_the_byte(watched: Watched) -> None:
