@@ -175,7 +175,7 @@ class _FileChunk:
 
 
 _Words = npt.NDArray[np.uint64]
-_BLOCK_ROWS = 1 << 14
+_BLOCK_ROWS = 1 << 16
 _BLOCK_NS = 1_000_000_000
 _AGAIN_NS = 10_000_000_000  # after a disk has failed
 

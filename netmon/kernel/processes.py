@@ -443,7 +443,8 @@ class Changes:
 
     def __init__(self, proc: Path = PROC) -> None:
         """Everything is new. Raises OSError where there is no routing socket."""
-        self._proc = proc
+        self._folder = str(proc)
+        self._loadavg = _own_file(self._folder, "loadavg")
         self._before = b"", 0
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
         self._links.bind((0, _RTMGRP_LINK))
@@ -455,15 +456,14 @@ class Changes:
 
     def _processes_changed(self) -> bool:
         """By the number that was given to a process or thread last (proc(5): loadavg), and how many processes are."""
+        if self._loadavg is None:
+            return True
         try:
-            with open(self._proc / "loadavg", "rb", buffering=0) as file:
-                # A container's /proc may be put together by somebody else, who tells it seldom.
-                own = os.fstat(file.fileno()).st_dev == (folder := os.stat(self._proc)).st_dev
-                now = file.read(_LINE).rpartition(b" ")[2], folder.st_nlink
+            now = os.pread(self._loadavg, _LINE, 0).rpartition(b" ")[2], os.stat(self._folder).st_nlink
         except OSError:
             return True
         before, self._before = self._before, now
-        return now != before or not own
+        return now != before
 
     def _links_changed(self) -> bool:
         changed = False
@@ -478,6 +478,22 @@ class Changes:
 
     def close(self) -> None:
         self._links.close()
+        if self._loadavg is not None:
+            os.close(self._loadavg)
+
+
+def _own_file(folder: str, name: str) -> int | None:
+    """A descriptor; None where it cannot be read, or is not the kernel's: a container's /proc may be put together by
+    somebody else, who tells it seldom.
+    """
+    try:
+        descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if os.fstat(descriptor).st_dev == os.stat(folder).st_dev:
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 # --- What a process that stands still is doing: its state, what it waits for, and whether it or its children get on.

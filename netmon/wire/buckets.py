@@ -39,8 +39,10 @@ def encode_buckets(
 
     The rows of a flow keep their order. deflate: where it pays.
     """
-    check(table.dtype in (BUCKET, COARSE), f"cannot send Batch.buckets: dtype {table.dtype}, not BUCKET or COARSE")
-    message.rows, message.bucket_ns, message.coarse = len(table), bucket_ns, table.dtype == COARSE
+    coarse = table.dtype == COARSE
+    if not (coarse or table.dtype == BUCKET):
+        raise WireError(f"cannot send Batch.buckets: dtype {table.dtype}, not BUCKET or COARSE")
+    message.rows, message.bucket_ns, message.coarse = len(table), bucket_ns, coarse
     if not len(table):
         return message
     order = _by_flow(table["flow_id"])
@@ -53,7 +55,7 @@ def encode_buckets(
     w, h = (np.repeat(column, rows) for column in largest)
     base, unit, starts = _in_units(table["bucket_start_ns"][order], bucket_ns)
     columns = [starts, packets, packets * w - wire, packets * h - headers]
-    if message.coarse:
+    if coarse:
         peak, of = table["peak_bytes"][order], np.maximum(w, 1)
         pieces = (peak + (of - _ONE)) // of
         columns += [pieces, pieces * w - peak, table["busy_buckets"][order]]

@@ -288,8 +288,7 @@ class Wakes:
         level: 0 to 1; 0: every closed bucket wakes. Returns false where there is something already: nobody is to wait.
         """
         self._ring.release(len(self._ring))
-        self._wake[:] = self._consumed
-        self._wake[:, 0] += np.uint64(level * self._records)
+        np.add(self._consumed, np.array((int(level * self._records), 0), np.uint64), out=self._wake)
         self._sleep += np.uint64(1)
         self._fence()
         return bool((self._produced <= self._wake).all())
