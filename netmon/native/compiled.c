@@ -407,9 +407,86 @@ out:
 	return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
 }
 
+/* --- rows of full resolution into coarser ones */
+
+struct fine_row { /* BUCKET */
+	uint64_t start;
+	uint32_t wire, payload, flow, packets;
+};
+
+struct coarse_row { /* COARSE */
+	uint64_t start;
+	uint32_t wire, payload, flow, packets, peak, busy;
+};
+
+/* The flow, above, and the number of the bin. */
+static uint64_t bin_of(uint64_t key, uint32_t buckets)
+{
+	return (key >> 32 << 32) | (uint32_t)key / buckets;
+}
+
+/* sum_bins(rows, key, order, base, buckets, width): rows as BUCKET, whose keys (flow << 32 | bucket from base on) ascend
+ * in this order, summed by flow and by so many buckets: rows as COARSE, in memory of their own. See
+ * netmon.agent.pressure. */
+static PyObject *sum_bins(PyObject *self, PyObject *args)
+{
+	PyObject *objects[3], *result = NULL;
+	unsigned long long base, width;
+	unsigned int buckets;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOKIK", &objects[0], &objects[1], &objects[2], &base, &buckets, &width))
+		return NULL;
+	Py_ssize_t count = PyObject_Size(objects[0]), bins = 0;
+	if (count < 0)
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	const struct fine_row *rows = array(&arrays, objects[0], count, sizeof *rows, 0);
+	const uint64_t *key = rows ? array(&arrays, objects[1], count, 8, 0) : NULL;
+	const int64_t *order = key ? array(&arrays, objects[2], count, 8, 0) : NULL;
+	if (!order)
+		goto out;
+	uint64_t bin = 0, before = 0;
+	for (Py_ssize_t i = 0; i < count; i++, before = bin) {
+		if (!buckets || order[i] < 0 || order[i] >= count) {
+			PyErr_SetString(PyExc_ValueError, "no bins, or no order of these rows");
+			goto out;
+		}
+		bin = bin_of(key[order[i]], buckets);
+		bins += !i || bin != before;
+	}
+	result = PyByteArray_FromStringAndSize(NULL, bins * (Py_ssize_t)sizeof(struct coarse_row));
+	if (!result)
+		goto out;
+	struct coarse_row *coarse = (struct coarse_row *)(void *)PyByteArray_AsString(result);
+	uint32_t bucket_bytes = 0;
+	for (Py_ssize_t i = 0; i < count; i++, before = bin) {
+		const struct fine_row *row = &rows[order[i]];
+		uint64_t own = key[order[i]];
+		bin = bin_of(own, buckets);
+		if (!i || bin != before) {
+			coarse += i != 0;
+			*coarse = (struct coarse_row){.start = base + (uint32_t)bin * width, .flow = row->flow};
+		}
+		if (!coarse->busy || own != key[order[i - 1]]) {
+			coarse->busy++;
+			bucket_bytes = 0;
+		}
+		bucket_bytes += row->wire;
+		if (bucket_bytes > coarse->peak)
+			coarse->peak = bucket_bytes;
+		coarse->wire += row->wire;
+		coarse->payload += row->payload;
+		coarse->packets += row->packets;
+	}
+out:
+	release(&arrays);
+	return result;
+}
+
 static PyMethodDef methods[] = {
 	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
 	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
+	{"sum_bins", sum_bins, METH_VARARGS, "Bucket rows as coarser ones, whose bytes these are."},
 	{"sum_runs", sum_runs, METH_VARARGS, "Payload of rows by host, label and key."},
 	{NULL, NULL, 0, NULL}};
 

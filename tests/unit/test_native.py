@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from netmon.agent import pressure
 from netmon.dl import history
 from netmon.errors import WireError
 from netmon.native import compiled
-from netmon.records import BUCKET, COARSE, Columns
+from netmon.records import BUCKET, COARSE, Columns, Table
 from netmon.wire import batch_fields, buckets, netmon_pb2
 from netmon.wire.batch_fields import ROWS, Split, split_buckets
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, encode_buckets
@@ -206,3 +207,44 @@ def test_arrays_of_other_lengths_are_refused() -> None:
             compiled.sum_runs(*arguments, (two, two, two, two))
     with pytest.raises(ValueError, match="items"):
         compiled.sum_runs(one, one, one, two, two, (two, two, two, one))
+
+
+# --- rows of full resolution into coarser ones
+
+
+def keyed(rng: np.random.Generator, rows: int, flows: int, buckets: int) -> tuple[Table, Any, Any]:
+    """Rows, their keys, and an order in which these ascend."""
+    table = np.zeros(rows, BUCKET)
+    for name in ("packets", "wire_bytes", "payload_bytes"):
+        table[name] = rng.integers(0, 10**6, rows)
+    table["flow_id"] = U32 - rng.integers(0, flows, rows)
+    key = table["flow_id"].astype(np.uint64) << np.uint64(32) | (U32 - rng.integers(0, buckets, rows)).astype(np.uint64)
+    return table, key, np.argsort(key)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 300), st.sampled_from((1, 5)), st.sampled_from((1, 40, 2**32)))
+def test_sums_of_bins(seed: int, rows: int, flows: int, buckets: int) -> None:
+    table, key, order = keyed(np.random.default_rng(seed), rows, flows, buckets)
+    for width in (1, 7, 100, U32):
+        one = pressure.sum_bins(table, key, order, 10**18, width, 10 * width)
+        other = np.frombuffer(compiled.sum_bins(table, key, order, 10**18, width, 10 * width), COARSE)
+        assert one.tolist() == other.tolist()
+
+
+def test_bins_of_other_rows_are_refused() -> None:
+    table, key, order = keyed(np.random.default_rng(1), 3, 1, 3)
+    good = {"rows": table, "key": key, "order": order, "base_ns": 0, "buckets": 10, "width_ns": 100}
+    assert len(compiled.sum_bins(*good.values())) == COARSE.itemsize
+    for wrong in (
+        {"rows": table[:2]},
+        {"rows": np.zeros(3, COARSE)},
+        {"key": key[:2]},
+        {"key": key.astype("u4")},
+        {"order": order + 1},
+        {"order": order - 1},
+        {"order": order[::-1]},
+        {"buckets": 0},
+        {"rows": None},
+    ):
+        with pytest.raises((ValueError, TypeError, OverflowError, BufferError)):
+            compiled.sum_bins(*(good | wrong).values())
