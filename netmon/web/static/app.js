@@ -263,7 +263,7 @@ function moved(byHand = true) {
   if (page.hovered) acts.hover(...page.hovered, false);
   if (byHand) settle();
   const now = performance.now();
-  if (!byHand && now - (page.said ?? 0) < 200) return;
+  if (!byHand && now - (page.said ?? -Infinity) < 200) return;
   page.said = now;
   const at = view.origin + BigInt(Math.round(view.begin));
   const here = zone() === "UTC" ? "" : ` (${local(at)} here)`;
