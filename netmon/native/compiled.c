@@ -483,9 +483,187 @@ out:
 	return result;
 }
 
+/* --- rows as the columns of a message, the way back of join_buckets */
+
+/* A column at `out`, in as few planes as its numbers need; where the next one begins. */
+static uint8_t *put_column(uint8_t *out, const uint32_t *low, const uint32_t *high, Py_ssize_t count)
+{
+	uint32_t any[2] = {0, 0};
+	for (Py_ssize_t i = 0; i < count; i++)
+		any[0] |= low[i];
+	for (Py_ssize_t i = 0; high && i < count; i++)
+		any[1] |= high[i];
+	int width = any[1] ? 8 : any[0] >> 16 ? 4 : any[0] >> 8 ? 2 : any[0] ? 1 : 0;
+	*out++ = (uint8_t)width;
+	for (int byte = 0; byte < width; byte++, out += count) {
+		const uint32_t *half = byte < 4 ? low : high;
+		int shift = 8 * (byte & 3);
+		for (Py_ssize_t i = 0; i < count; i++)
+			out[i] = (uint8_t)(half[i] >> shift);
+	}
+	return out;
+}
+
+static uint32_t each_of(uint32_t amount, uint32_t parts)
+{
+	return parts ? (amount + (parts - 1)) / parts : amount;
+}
+
+static const struct fine_row *row_at(const uint8_t *rows, Py_ssize_t size, uint32_t number)
+{
+	return (const void *)(rows + number * size);
+}
+
+/* The rows in an order in which those of a flow follow each other, as they were among themselves; -1: no memory. */
+static int by_flow(const uint8_t *rows, Py_ssize_t size, uint32_t count, uint32_t *order, uint32_t *spare)
+{
+	uint32_t least = UINT32_MAX, most = 0, *places;
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t flow = row_at(rows, size, i)->flow;
+		least = flow < least ? flow : least;
+		most = flow > most ? flow : most;
+		spare[i] = i;
+	}
+	for (int shift = 0; shift < 32; shift += 16) { /* counted by half of the number, the lower one first */
+		uint32_t digits = ((most - least) >> shift < 0xffff ? (most - least) >> shift : 0xffff) + 1, sum = 0;
+		if (!(places = PyMem_Calloc(digits, sizeof *places)))
+			return -1;
+		for (uint32_t i = 0; i < count; i++)
+			places[(row_at(rows, size, i)->flow - least) >> shift & 0xffff]++;
+		for (uint32_t digit = 0; digit < digits; digit++) {
+			uint32_t own = places[digit];
+			places[digit] = sum;
+			sum += own;
+		}
+		for (uint32_t i = 0; i < count; i++)
+			order[places[(row_at(rows, size, spare[i])->flow - least) >> shift & 0xffff]++] = spare[i];
+		PyMem_Free(places);
+		if (shift || most - least <= 0xffff)
+			return 0;
+		memcpy(spare, order, count * sizeof *order);
+	}
+	return 0;
+}
+
+/* The largest packet of each run of a flow's rows, and its headers; how many runs. */
+static Py_ssize_t find_runs(const uint8_t *rows, Py_ssize_t size, const uint32_t *order, Py_ssize_t count,
+			    uint32_t *runs[4])
+{
+	Py_ssize_t run = -1;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		const struct fine_row *row = row_at(rows, size, order[i]);
+		if (run < 0 || row->flow != runs[0][run]) {
+			run++;
+			runs[0][run] = row->flow;
+			runs[1][run] = runs[2][run] = runs[3][run] = 0;
+		}
+		runs[1][run]++;
+		uint32_t wire = each_of(row->wire, row->packets),
+			 header = each_of(row->wire - row->payload, row->packets);
+		if (wire > runs[2][run])
+			runs[2][run] = wire;
+		if (header > runs[3][run])
+			runs[3][run] = header;
+	}
+	return run + 1;
+}
+
+/* pack_rows(rows, coarse, bucket): rows as BUCKET or COARSE, those of a flow one after the other, as (flows, base, unit,
+ * runs, columns) of a message. See netmon.wire.buckets. */
+static PyObject *pack_rows(PyObject *self, PyObject *args)
+{
+	PyObject *object, *packed[2] = {NULL, NULL}, *result = NULL;
+	unsigned long long bucket;
+	int coarse;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OpK", &object, &coarse, &bucket))
+		return NULL;
+	Py_ssize_t count = PyObject_Size(object);
+	Py_ssize_t size = coarse ? sizeof(struct coarse_row) : sizeof(struct fine_row);
+	if (count < 0)
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	uint32_t *columns[14], *scratch = NULL;
+	const uint8_t *rows = array(&arrays, object, count, size, 0);
+	if (!rows)
+		goto out;
+	if (count > INT32_MAX) {
+		PyErr_SetString(PyExc_ValueError, "too many rows");
+		goto out;
+	}
+	uint64_t base = UINT64_MAX, last = 0, unit = bucket <= UINT32_MAX ? bucket : 0;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		uint64_t start = row_at(rows, size, (uint32_t)i)->start;
+		base = start < base ? start : base;
+		last = start > last ? start : last;
+	}
+	int near = count && last - base <= UINT32_MAX;
+	for (Py_ssize_t i = 0; i < count && unit; i++) { /* dividing 32 bits takes a fraction of the time */
+		uint64_t since = row_at(rows, size, (uint32_t)i)->start - base;
+		if (near ? (uint32_t)since % (uint32_t)unit : since % unit)
+			unit = 0;
+	}
+	unit = unit ? unit : 1;
+	scratch = PyMem_Malloc((size_t)count * 14 * sizeof *scratch + 1);
+	if (!scratch) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	for (int i = 0; i < 14; i++)
+		columns[i] = scratch + i * count;
+	uint32_t **runs = columns + 8, *order = columns[12];
+	if (by_flow(rows, size, (uint32_t)count, order, columns[13])) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	Py_ssize_t flows = find_runs(rows, size, order, count, runs), run = 0, end = 0;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		const struct fine_row *row = row_at(rows, size, order[i]);
+		if (i == end)
+			end += runs[1][run++];
+		uint32_t wire = runs[2][run - 1], header = runs[3][run - 1];
+		uint64_t since = row->start - base;
+		since = unit == 1 ? since : near ? (uint32_t)since / (uint32_t)unit : since / unit;
+		columns[0][i] = (uint32_t)since, columns[7][i] = (uint32_t)(since >> 32);
+		columns[1][i] = row->packets;
+		columns[2][i] = row->packets * wire - row->wire;
+		columns[3][i] = row->packets * header - (row->wire - row->payload);
+		if (coarse) {
+			const struct coarse_row *wide = (const void *)row;
+			columns[4][i] = each_of(wide->peak, wire ? wire : 1);
+			columns[5][i] = columns[4][i] * wire - wide->peak;
+			columns[6][i] = wide->busy;
+		}
+	}
+	Py_ssize_t most[2] = {4 * (1 + 4 * flows), 1 + 8 * count + 6 * (1 + 4 * count)};
+	for (int part = 0; part < 2; part++) {
+		uint8_t *begin = PyMem_Malloc((size_t)most[part]), *at = begin;
+		if (!begin) {
+			PyErr_NoMemory();
+			goto out;
+		}
+		int wanted = part ? coarse ? 7 : 4 : 4;
+		for (int i = 0; i < wanted; i++)
+			at = part ? put_column(at, columns[i], i ? NULL : columns[7], count)
+				  : put_column(at, runs[i], NULL, flows);
+		packed[part] = PyBytes_FromStringAndSize((const char *)begin, at - begin);
+		PyMem_Free(begin);
+		if (!packed[part])
+			goto out;
+	}
+	result = Py_BuildValue("nKKOO", flows, base, unit, packed[0], packed[1]);
+out:
+	Py_XDECREF(packed[0]);
+	Py_XDECREF(packed[1]);
+	PyMem_Free(scratch);
+	release(&arrays);
+	return result;
+}
+
 static PyMethodDef methods[] = {
 	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
 	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
+	{"pack_rows", pack_rows, METH_VARARGS, "Bucket rows as the columns of a message."},
 	{"sum_bins", sum_bins, METH_VARARGS, "Bucket rows as coarser ones, whose bytes these are."},
 	{"sum_runs", sum_runs, METH_VARARGS, "Payload of rows by host, label and key."},
 	{NULL, NULL, 0, NULL}};

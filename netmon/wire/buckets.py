@@ -45,6 +45,20 @@ def encode_buckets(
     message.rows, message.bucket_ns, message.coarse = len(table), bucket_ns, coarse
     if not len(table):
         return message
+    if compiled and not PLAIN:
+        packed = compiled.pack_rows(np.ascontiguousarray(table), coarse, bucket_ns)
+    else:
+        packed = _pack_rows(table, coarse, bucket_ns)
+    message.flows, message.base_ns, message.unit_ns, message.runs, message.columns = packed
+    message.plain = len(PLAIN)
+    if deflate and len(message.columns) <= _DEFLATED_BELOW:
+        message.runs, message.columns = zlib.compress(message.runs, 1), zlib.compress(message.columns, 1)
+        message.deflated = True
+    return message
+
+
+def _pack_rows(table: Table, coarse: bool, bucket_ns: int) -> tuple[int, int, int, bytes, bytes]:
+    """flows, base_ns, unit_ns, runs and columns, without what is compiled, and with counts that it does not know."""
     order = _by_flow(table["flow_id"])
     flow = table["flow_id"][order]
     first = _run_starts(flow)
@@ -60,14 +74,7 @@ def encode_buckets(
         pieces = (peak + (of - _ONE)) // of
         columns += [pieces, pieces * w - peak, table["busy_buckets"][order]]
     columns += [table[name][order] for name in PLAIN]
-    message.plain = len(PLAIN)
-    message.base_ns, message.unit_ns, message.flows = base, unit, len(first)
-    runs = [flow[first], rows.astype(np.uint32), *largest]
-    message.runs, message.columns = _pack(runs), _pack(columns)
-    if deflate and len(message.columns) <= _DEFLATED_BELOW:
-        message.runs, message.columns = zlib.compress(message.runs, 1), zlib.compress(message.columns, 1)
-        message.deflated = True
-    return message
+    return len(first), base, unit, _pack([flow[first], rows.astype(np.uint32), *largest]), _pack(columns)
 
 
 def decode_buckets(message: netmon_pb2.Buckets) -> Table:

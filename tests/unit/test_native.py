@@ -209,6 +209,36 @@ def test_arrays_of_other_lengths_are_refused() -> None:
         compiled.sum_runs(one, one, one, two, two, (two, two, two, one))
 
 
+# --- rows as the columns of a message
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 700),
+    st.sampled_from((1, 5, 70_000, 2**32)),
+    st.sampled_from((0, 1, 10, 2**33)),
+)
+@pytest.mark.parametrize("dtype", [BUCKET, COARSE])
+def test_columns_of_rows(dtype: "np.dtype[np.void]", seed: int, rows: int, flows: int, bucket_ns: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = np.zeros(rows, dtype)
+    for name in dtype.names or ():
+        table[name] = rng.integers(0, rng.choice((1, 2, 300, 70_000, U32)), rows, endpoint=True)
+    table["flow_id"] = rng.integers(0, flows, rows) + rng.integers(0, 2**32 - flows, endpoint=True)
+    table["bucket_start_ns"] = 10**18 + rng.integers(0, rng.choice((1, 400, 2**40)), rows) * max(1, bucket_ns)
+    if not rng.integers(3):
+        table["bucket_start_ns"] += rng.integers(0, 2, rows).astype(np.uint64)
+    one = buckets._pack_rows(table, dtype == COARSE, bucket_ns)
+    assert compiled.pack_rows(table, dtype == COARSE, bucket_ns) == one
+
+
+def test_rows_of_another_kind_are_refused() -> None:
+    compiled.pack_rows(np.zeros(0, COARSE), True, 10)
+    for table, coarse in ((np.zeros(3, COARSE), False), (np.zeros(3, BUCKET), True), (np.zeros(6, BUCKET)[::2], False)):
+        with pytest.raises((ValueError, BufferError)):
+            compiled.pack_rows(table, coarse, 10)
+
+
 # --- rows of full resolution into coarser ones
 
 
