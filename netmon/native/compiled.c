@@ -514,35 +514,42 @@ static const struct fine_row *row_at(const uint8_t *rows, Py_ssize_t size, uint3
 	return (const void *)(rows + number * size);
 }
 
-/* The rows in an order in which those of a flow follow each other, as they were among themselves; -1: no memory. */
+/* Rows in `order`, or as they come where it is NULL, sorted by so many bits of their flows' numbers from `least` on,
+ * as they were among themselves; -1: no memory. */
+static int sort_by(const uint8_t *rows, Py_ssize_t size, uint32_t count, const uint32_t *order, uint32_t least,
+		   int shift, uint32_t digits, uint32_t *sorted)
+{
+	uint32_t *places = PyMem_Calloc(digits, sizeof *places), sum = 0;
+	if (!places)
+		return -1;
+	for (uint32_t i = 0; i < count; i++)
+		places[(row_at(rows, size, i)->flow - least) >> shift & 0xffff]++;
+	for (uint32_t digit = 0; digit < digits; digit++) {
+		uint32_t own = places[digit];
+		places[digit] = sum;
+		sum += own;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t row = order ? order[i] : i;
+		sorted[places[(row_at(rows, size, row)->flow - least) >> shift & 0xffff]++] = row;
+	}
+	PyMem_Free(places);
+	return 0;
+}
+
+/* The rows in an order in which those of a flow follow each other; spare: room for another one; -1: no memory. */
 static int by_flow(const uint8_t *rows, Py_ssize_t size, uint32_t count, uint32_t *order, uint32_t *spare)
 {
-	uint32_t least = UINT32_MAX, most = 0, *places;
+	uint32_t least = UINT32_MAX, most = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t flow = row_at(rows, size, i)->flow;
 		least = flow < least ? flow : least;
 		most = flow > most ? flow : most;
-		spare[i] = i;
 	}
-	for (int shift = 0; shift < 32; shift += 16) { /* counted by half of the number, the lower one first */
-		uint32_t digits = ((most - least) >> shift < 0xffff ? (most - least) >> shift : 0xffff) + 1, sum = 0;
-		if (!(places = PyMem_Calloc(digits, sizeof *places)))
-			return -1;
-		for (uint32_t i = 0; i < count; i++)
-			places[(row_at(rows, size, i)->flow - least) >> shift & 0xffff]++;
-		for (uint32_t digit = 0; digit < digits; digit++) {
-			uint32_t own = places[digit];
-			places[digit] = sum;
-			sum += own;
-		}
-		for (uint32_t i = 0; i < count; i++)
-			order[places[(row_at(rows, size, spare[i])->flow - least) >> shift & 0xffff]++] = spare[i];
-		PyMem_Free(places);
-		if (shift || most - least <= 0xffff)
-			return 0;
-		memcpy(spare, order, count * sizeof *order);
-	}
-	return 0;
+	if (most - least <= 0xffff || !count)
+		return sort_by(rows, size, count, NULL, least, 0, count ? most - least + 1 : 1, order);
+	return sort_by(rows, size, count, NULL, least, 0, 0x10000, spare) ||
+	       sort_by(rows, size, count, spare, least, 16, 0x10000, order);
 }
 
 /* The largest packet of each run of a flow's rows, and its headers; how many runs. */
@@ -568,6 +575,22 @@ static Py_ssize_t find_runs(const uint8_t *rows, Py_ssize_t size, const uint32_t
 	return run + 1;
 }
 
+/* Of what pack_rows needs, arrays of 32 bits, as long as there are rows: columns, then what they are made from. */
+enum {
+	STARTS,
+	PACKETS,
+	WIRE,
+	HEADERS,
+	PIECES,
+	PEAKS,
+	BUSY,
+	HIGHER_STARTS,
+	OF_RUNS,
+	ORDER = OF_RUNS + 4,
+	SPARE,
+	ARRAYS
+};
+
 /* pack_rows(rows, coarse, bucket): rows as BUCKET or COARSE, those of a flow one after the other, as (flows, base, unit,
  * runs, columns) of a message. See netmon.wire.buckets. */
 static PyObject *pack_rows(PyObject *self, PyObject *args)
@@ -583,7 +606,7 @@ static PyObject *pack_rows(PyObject *self, PyObject *args)
 	if (count < 0)
 		return NULL;
 	struct arrays arrays = {.count = 0};
-	uint32_t *columns[14], *scratch = NULL;
+	uint32_t *columns[ARRAYS], *scratch = NULL;
 	const uint8_t *rows = array(&arrays, object, count, size, 0);
 	if (!rows)
 		goto out;
@@ -604,15 +627,15 @@ static PyObject *pack_rows(PyObject *self, PyObject *args)
 			unit = 0;
 	}
 	unit = unit ? unit : 1;
-	scratch = PyMem_Malloc((size_t)count * 14 * sizeof *scratch + 1);
+	scratch = PyMem_Malloc((size_t)count * ARRAYS * sizeof *scratch + 1);
 	if (!scratch) {
 		PyErr_NoMemory();
 		goto out;
 	}
-	for (int i = 0; i < 14; i++)
+	for (int i = 0; i < ARRAYS; i++)
 		columns[i] = scratch + i * count;
-	uint32_t **runs = columns + 8, *order = columns[12];
-	if (by_flow(rows, size, (uint32_t)count, order, columns[13])) {
+	uint32_t **runs = columns + OF_RUNS, *order = columns[ORDER];
+	if (by_flow(rows, size, (uint32_t)count, order, columns[SPARE])) {
 		PyErr_NoMemory();
 		goto out;
 	}
@@ -624,15 +647,17 @@ static PyObject *pack_rows(PyObject *self, PyObject *args)
 		uint32_t wire = runs[2][run - 1], header = runs[3][run - 1];
 		uint64_t since = row->start - base;
 		since = unit == 1 ? since : near ? (uint32_t)since / (uint32_t)unit : since / unit;
-		columns[0][i] = (uint32_t)since, columns[7][i] = (uint32_t)(since >> 32);
-		columns[1][i] = row->packets;
-		columns[2][i] = row->packets * wire - row->wire;
-		columns[3][i] = row->packets * header - (row->wire - row->payload);
+		columns[STARTS][i] = (uint32_t)since;
+		if (!near)
+			columns[HIGHER_STARTS][i] = (uint32_t)(since >> 32);
+		columns[PACKETS][i] = row->packets;
+		columns[WIRE][i] = row->packets * wire - row->wire;
+		columns[HEADERS][i] = row->packets * header - (row->wire - row->payload);
 		if (coarse) {
 			const struct coarse_row *wide = (const void *)row;
-			columns[4][i] = each_of(wide->peak, wire ? wire : 1);
-			columns[5][i] = columns[4][i] * wire - wide->peak;
-			columns[6][i] = wide->busy;
+			columns[PIECES][i] = each_of(wide->peak, wire ? wire : 1);
+			columns[PEAKS][i] = columns[PIECES][i] * wire - wide->peak;
+			columns[BUSY][i] = wide->busy;
 		}
 	}
 	Py_ssize_t most[2] = {4 * (1 + 4 * flows), 1 + 8 * count + 6 * (1 + 4 * count)};
@@ -642,9 +667,9 @@ static PyObject *pack_rows(PyObject *self, PyObject *args)
 			PyErr_NoMemory();
 			goto out;
 		}
-		int wanted = part ? coarse ? 7 : 4 : 4;
+		int wanted = part ? coarse ? COLUMNS_COARSE : COLUMNS : RUNS;
 		for (int i = 0; i < wanted; i++)
-			at = part ? put_column(at, columns[i], i ? NULL : columns[7], count)
+			at = part ? put_column(at, columns[i], i || near ? NULL : columns[HIGHER_STARTS], count)
 				  : put_column(at, runs[i], NULL, flows);
 		packed[part] = PyBytes_FromStringAndSize((const char *)begin, at - begin);
 		PyMem_Free(begin);
