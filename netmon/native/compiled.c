@@ -426,8 +426,8 @@ static uint64_t bin_of(uint64_t key, uint32_t buckets)
 }
 
 /* sum_bins(rows, key, order, base, buckets, width): rows as BUCKET, whose keys (flow << 32 | bucket from base on) ascend
- * in this order, summed by flow and by so many buckets: rows as COARSE, in memory of their own. See
- * netmon.agent.pressure. */
+ * in this order, summed by flow and by so many buckets: rows as COARSE, in memory of their own.
+ * See netmon.dl.coarse. */
 static PyObject *sum_bins(PyObject *self, PyObject *args)
 {
 	PyObject *objects[3], *result = NULL;

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netmon.agent.pressure import Coarsener, coarsen
+from netmon.dl.coarse import Coarsener, coarsen
 from netmon.records import BUCKET, Table
 
 WIDTH, FINE = 100, 10  # ns

@@ -17,7 +17,7 @@ from collector.full_resolution import arrow_stream, with_addresses
 from collector.host.rows import ARRIVED, merge
 from collector.host.session import Session
 from collector.settings import Settings
-from netmon.agent.pressure import coarsen
+from netmon.dl.coarse import coarsen
 from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Batch, Columns, Hello, Moment, Table, empty
 from netmon.wire import netmon_pb2

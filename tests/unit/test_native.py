@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from netmon.agent import pressure
 from netmon.dl import history
+from netmon.dl.coarse import sum_bins
 from netmon.errors import WireError
 from netmon.native import compiled
 from netmon.records import BUCKET, COARSE, Columns, Table
@@ -256,7 +256,7 @@ def keyed(rng: np.random.Generator, rows: int, flows: int, buckets: int) -> tupl
 def test_sums_of_bins(seed: int, rows: int, flows: int, buckets: int) -> None:
     table, key, order = keyed(np.random.default_rng(seed), rows, flows, buckets)
     for width in (1, 7, 100, U32):
-        one = pressure.sum_bins(table, key, order, 10**18, width, 10 * width)
+        one = sum_bins(table, key, order, 10**18, width, 10 * width)
         other = np.frombuffer(compiled.sum_bins(table, key, order, 10**18, width, 10 * width), COARSE)
         assert one.tolist() == other.tolist()
 

@@ -27,7 +27,7 @@ from collector.dataset.meanings import meaning
 from collector.dataset.tables import SCHEMAS
 from collector.host.flows import STATE, count_arrived
 from collector.host.rows import arrived, merge
-from netmon.agent.pressure import coarsen
+from netmon.dl.coarse import coarsen
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import join_buckets, split_buckets
 from netmon.wire.buckets import decode_buckets, encode_buckets
