@@ -140,7 +140,7 @@ def outage(hosts: Cut, begin: Callable[[], None], end: Callable[[], None], secon
 
 def ride_out(hosts: Cut, outages: Callable[[], None]) -> None:
     """Traffic all the time, and the outages in the middle of it."""
-    collector, agent = hosts.both()
+    collector, agent = hosts.collector(), hosts.agent()  # it is not refused at its first attempt
     before = hosts.counters()
     with steady(hosts):
         hosts.more_is_stored()

@@ -24,7 +24,7 @@ def test_an_idle_host_is_left_alone_and_its_horizon_moves_on() -> None:
     rhythm = PollSchedule(0)
     batches, count = looks(rhythm, 0, 10 * S)
     assert batches == [n * S for n in range(1, 11)]
-    assert count == 30
+    assert count == 20
     assert rhythm.idle
 
 
