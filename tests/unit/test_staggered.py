@@ -9,7 +9,7 @@ from training_traffic import BYTES_PER_MS, MS, START, Wire, both_ways, replay, r
 
 from netmon.bench.inference import read, recorded_runs, scores
 from netmon.bench.inference import replay as replay_run
-from netmon.dl.inference.bursts import Bursts, recurring_volume
+from netmon.dl.inference.bursts import Bursts, one_differs, recurring_volume
 
 PARALLEL = sorted((recorded_runs() / "parallel").glob("*.parquet"))
 STEPS = 40
@@ -142,6 +142,31 @@ def test_the_bytes_of_a_step_are_those_after_which_pauses_are_the_same():
     alike = Bursts(MS)
     alike.add(np.cumsum(random.integers(20, 24, 140) * MS), np.full(140, 150_000), MS)
     assert recurring_volume(alike.rows) == 150_000
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_parts_of_a_step_are_known_by_one_that_differs_each_time(parts):
+    random = np.random.default_rng(parts)
+    alike = random.integers(90, 110, 4 * parts)
+    assert not one_differs(alike, parts)
+    longer = alike + np.tile([0] * (parts - 1) + [30], 4)
+    assert one_differs(longer, parts)
+    assert one_differs(200 - longer, parts)
+    assert one_differs(np.append(500, longer), parts)  # the last whole rounds count
+    assert not one_differs(longer[parts:], parts)  # too few
+    longer[-1] = 90
+    assert not one_differs(longer, parts)
+
+
+def test_halves_that_were_taken_for_steps_are_counted_anew():
+    """Real training, disturbed from its beginning: the first four steps look like eight."""
+    run = read(recorded_runs() / "mistaken" / "fsdp-3.parquet")
+    [result] = scores(run, replay_run(run))
+    assert result.true == 37
+    assert result.found == 42
+    assert result.f1 > 0.93
+    assert result.boundary_error_fraction < 0.01
+    assert result.groups_exact == result.groups == 1
 
 
 @pytest.mark.parametrize("path", PARALLEL, ids=[path.stem for path in PARALLEL])

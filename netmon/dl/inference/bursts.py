@@ -321,6 +321,24 @@ def recurring_volume(rows: Table) -> float:
     return float(volumes[np.argmax(alike >= least)]) if best >= _ALIKE else 0.0
 
 
+def recurs(rows: Table, volume: int) -> bool:
+    """Whether the pauses are the same again after so many bytes, and not after others only."""
+    return abs(recurring_volume(rows) / volume - 1) <= VOLUME_TOLERANCE
+
+
+_ROUNDS = 4  # at least: that one of two parts is longer in as many by chance has a probability of 1 in 35
+
+
+def one_differs(periods: npt.NDArray[np.int64], parts: int) -> bool:
+    """Whether, of so many that follow each other, one always takes longer than all the others do, or always less."""
+    rounds = len(periods) // parts
+    if parts < 2 or rounds < _ROUNDS:
+        return False
+    table = periods[len(periods) - rounds * parts :].reshape(rounds, parts)
+    least, most = table.min(axis=0), table.max(axis=0)
+    return bool(np.sort(least)[-1] > np.sort(most)[-2] or np.sort(most)[0] < np.sort(least)[1])
+
+
 def _likeness(
     level: npt.NDArray[np.float64], pauses: npt.NDArray[np.float64], volumes: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:

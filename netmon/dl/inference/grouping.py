@@ -17,7 +17,7 @@ from netmon.dl.inference.bursts import (
     Edge,
     Repetition,
     pauses_before,
-    recurring_volume,
+    recurs,
     repetition,
     together,
 )
@@ -629,21 +629,16 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
     known = [c.bursts.rows for c in flows if c.flow in group.flows]
     rows = together(known, resolution_ns)
     if group.starts:
-        return not _recurs(rows, own.volume)
+        return not recurs(rows, own.volume)
     pauses = pauses_before(rows)
     before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
     uneven_ns = _UNEVEN * int(before.min())
     if before.max() <= uneven_ns:
         return False
-    if (before > uneven_ns).mean() > _RARE or not _recurs(rows, own.volume):
+    if (before > uneven_ns).mean() > _RARE or not recurs(rows, own.volume):
         return True
     all_known = rows["start_ns"] >= max(each["start_ns"][0] for each in known)
     return _may_be_regular(rows["level"][all_known & (pauses > uneven_ns)], own.volume)
-
-
-def _recurs(rows: Table, volume: int) -> bool:
-    """Whether the pauses are the same again after so many bytes, and not after others only."""
-    return abs(recurring_volume(rows) / volume - 1) <= VOLUME_TOLERANCE
 
 
 def _may_be_regular(levels: npt.NDArray[np.int64], volume: int) -> bool:

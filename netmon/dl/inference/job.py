@@ -17,7 +17,9 @@ from netmon.dl.inference.bursts import (
     Edge,
     Repetition,
     beginning,
+    one_differs,
     pauses_before,
+    recurs,
     repetition,
     together,
 )
@@ -137,17 +139,29 @@ class Job:
     def review(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration] | None:
         """Look back over all that is kept, now and then: what was taken for iterations may be parts of longer ones.
 
-        Gives iterations that have ended, if so; None while it is not time.
+        Gives iterations that have ended, if so; None while it is not time. A job whose flows begin at times of their
+        own is given up then: they are counted anew.
         """
-        if self._staggered or self._number - self._reviewed < min(_REMEMBERED, max(INTERVALS, self._reviewed)):
+        if self._number - self._reviewed < min(_REMEMBERED, max(INTERVALS, self._reviewed)):
             return None
         self._reviewed = self._number
-        found = repetition(together([b.rows for _, b in self._kept(bursts)], self._resolution_ns), now_ns)
-        longer = found and found.volume > _LONGER * self.volume and self._baseline_ns < SHORT**2 * found.pause_ns
-        if found is None or not longer:
+        rows = together([b.rows for _, b in self._kept(bursts)], self._resolution_ns)
+        found = repetition(rows, now_ns)
+        if found is None or found.volume <= _LONGER * self.volume:
+            return []
+        after_longer_pauses = not self._staggered and self._baseline_ns < SHORT**2 * found.pause_ns
+        if not (after_longer_pauses or self._are_parts(rows, found)):
+            return []
+        if self._staggered:
+            self.give_up()
             return []
         self._after_ns, self._open = self.last_ns, None
         return self.begin(found, bursts)
+
+    def _are_parts(self, rows: Table, found: Repetition) -> bool:
+        """Whether its iterations differ in turn, and all recurs only after so many of them as the repetition has."""
+        parts = round(found.volume / self.volume)
+        return one_differs(np.array(self._periods), parts) and recurs(rows, found.volume)
 
     @property
     def last_ns(self) -> int:

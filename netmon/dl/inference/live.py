@@ -684,7 +684,7 @@ class Inference:
                 continue
             iterations += ended
             flows = [self._candidate(flow) for flow in job.flows if flow in self._bursts]
-            if are_split(flows, until_ns, self._resolution_ns):
+            if job.given_up or are_split(flows, until_ns, self._resolution_ns):
                 job.give_up()
                 self._reported_until |= dict.fromkeys(job.flows, job.last_ns)
         return iterations
