@@ -84,3 +84,13 @@ def test_a_job_that_turns_out_to_be_two_ends_and_both_go_on():
         found = said.starts(named["10.0.0.1", f"10.0.0.{host}"])
         assert len(found) > 40
         assert (np.abs(np.subtract.outer(found, begun[host])).min(axis=1) <= 3 * MS).mean() > 0.95
+
+
+def test_a_job_is_followed_for_a_quarter_of_an_hour_and_a_checkpoint_makes_no_longer_steps():
+    wire = Wire()
+    compute_ms = wire.random.normal(200, 8, 2_400)
+    compute_ms[::20] = 3_000
+    begun = wire.train(ring("1", "2", "3"), compute_ms, volume=600_000)
+    said = replay(wire, slice_ms=400)
+    assert len(said.jobs) == 1
+    assert_same_iterations(said, begun[:-1])

@@ -33,6 +33,28 @@ def test_blocks_are_held_together_by_more_than_one_address(edges, parts):
     assert sorted(edge for block in found for edge in block) == sorted(edges)
 
 
+def test_pauses_between_iterations_are_kept_however_long_it_trains():
+    random, bursts = np.random.default_rng(1), Bursts(MS)
+    pauses = random.integers(90, 110, 20_000) * MS
+    pauses[::50] = 3_000 * MS  # it writes a checkpoint
+    time_ns = np.cumsum(pauses + 5 * MS)
+    for some in np.split(time_ns, 400):
+        bursts.add(some, np.full(len(some), 150_000), MS)
+    assert 1_000 < len(bursts) <= 2_048
+    assert (np.diff(bursts.rows["level"]) == 150_000).all()
+
+
+def test_pauses_between_blocks_are_forgotten_so_that_more_of_those_between_steps_are_kept():
+    random, bursts = np.random.default_rng(1), Bursts(MS)
+    pauses = random.integers(2, 9, 40_000) * MS
+    pauses[::100] = 2_000 * MS
+    time_ns = np.cumsum(pauses + MS)
+    for some in np.split(time_ns, 400):
+        bursts.add(some, np.full(len(some), 150_000), MS)
+    assert bursts.pause_ns == 8 * MS
+    assert (np.diff(bursts.rows["start_ns"]) > 2_000 * MS).sum() > 60  # where all are kept there are 20 at most
+
+
 @pytest.mark.parametrize("large", [1_000_000, 1 << 33])
 def test_bursts_are_what_they_were_when_they_are_packed(large):
     random = np.random.default_rng(1)

@@ -47,12 +47,15 @@ SEGMENT_BYTES = 1448
 """Payload of a full segment. Gradients fill segments; negotiation and heartbeats are a few dozen bytes per ms."""
 _PAUSE_BUCKETS = 2  # fewer empty buckets than this are no pause
 _MOST = 2048  # bursts kept per flow
+_LONGEST_PAUSES = 16  # of them: half as long as these are (median) one between iterations may be
+_SPAN_NS, _WITHIN_NS = 60_000_000_000, 25_000_000  # where they cover so much time: any that is so long
 
 
 class Bursts:
     """The last bursts of one flow, oldest first.
 
-    Memory is bounded: with more than 2,048 bursts, the flow's shortest pauses are forgotten, then its oldest bursts.
+    Memory is bounded: with more than 2,048 bursts, the flow's shortest pauses are forgotten, but none that may be one
+    between iterations; then its oldest bursts.
     All but the last ones are packed, in 12 bytes each.
     """
 
@@ -167,7 +170,7 @@ class Bursts:
     def _forget(self) -> None:
         rows = self.rows
         pauses = pauses_before(rows)
-        self.pause_ns = max(self.pause_ns, int(np.median(pauses)))
+        self.pause_ns = max(self.pause_ns, int(min(np.median(pauses), self._forgettable_ns(rows, pauses))))
         first = np.flatnonzero(pauses >= self.pause_ns)
         merged: Table = rows.take(first)
         merged["end_ns"] = rows["end_ns"][np.append(first[1:] - 1, len(pauses) - 1)]
@@ -179,6 +182,12 @@ class Bursts:
         self._unpackable = False
         self.forgetful |= len(merged) > len(kept)
         self._pack()
+
+    @staticmethod
+    def _forgettable_ns(rows: Table, pauses: npt.NDArray[np.int64]) -> float:
+        """Pauses of at least so long are kept: without half of those between iterations nobody could follow these."""
+        longest = SHORT * float(np.median(np.sort(pauses[1:])[-_LONGEST_PAUSES:]))
+        return longest if rows["end_ns"][-1] - rows["start_ns"][0] < _SPAN_NS else min(longest, _WITHIN_NS)
 
 
 def add_buckets(

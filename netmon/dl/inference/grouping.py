@@ -606,7 +606,7 @@ def _counted(flows: Sequence[Candidate]) -> Repetition | None:
     return Repetition(int(np.median(np.diff(levels))), onsets, levels, 0.0)
 
 
-_SHORT_NS, _LONG_ENOUGH_NS = 150_000_000, 400_000_000  # of what may be a layer's or a micro-batch's; seen for so long
+SHORT_NS, _LONG_ENOUGH_NS = 150_000_000, 400_000_000  # of what may be a layer's or a micro-batch's; seen for so long
 _UNEVEN = 2.2  # times the shortest pause
 _IRREGULAR = 3.5  # times the shortest
 _MANY_PARTS = 100
@@ -622,7 +622,7 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
     intervals = np.diff(own.onsets_ns)
     if not group.starts and len(intervals) < _SURE and intervals.max() > _IRREGULAR * intervals.min():
         return True
-    if own.period_ns >= _SHORT_NS:
+    if own.period_ns >= SHORT_NS:
         return False
     if int(own.onsets_ns[-1] - own.onsets_ns[0]) < _LONG_ENOUGH_NS:
         return True

@@ -23,7 +23,7 @@ from netmon.dl.inference.bursts import (
     repetition,
     together,
 )
-from netmon.dl.inference.grouping import PIPELINE, Start, groups_of, ordered, pattern_of
+from netmon.dl.inference.grouping import PIPELINE, SHORT_NS, Start, groups_of, ordered, pattern_of
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 
@@ -70,6 +70,7 @@ _LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not 
 _REMEMBERED = 16  # iterations
 _NEVER = int(np.iinfo(np.int64).max)
 _LONGER = 1.5  # times the bytes: other iterations
+_MOST_PARTS = 16  # of a step, where each takes as long as a step may
 _SOON = 0.1  # of the period
 _END_PERIODS, _END_NS = 10, 10_000_000_000  # silence, after which a job has ended
 
@@ -150,7 +151,8 @@ class Job:
         if found is None or found.volume <= _LONGER * self.volume:
             return []
         after_longer_pauses = not self._staggered and self._baseline_ns < SHORT**2 * found.pause_ns
-        if not (after_longer_pauses or self._are_parts(rows, found)):
+        seldom = found.volume > _MOST_PARTS * self.volume and self.period_ns >= SHORT_NS  # it writes a checkpoint, say
+        if not ((after_longer_pauses and not seldom) or self._are_parts(rows, found)):
             return []
         if self._staggered:
             self.give_up()
