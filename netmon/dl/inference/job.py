@@ -71,6 +71,7 @@ _REMEMBERED = 16  # iterations
 _NEVER = int(np.iinfo(np.int64).max)
 _LONGER = 1.5  # times the bytes: other iterations
 _MOST_PARTS = 16  # of a step, where each takes as long as a step may
+_EARLY = 64  # iterations
 _SOON = 0.1  # of the period
 _END_PERIODS, _END_NS = 10, 10_000_000_000  # silence, after which a job has ended
 
@@ -155,15 +156,20 @@ class Job:
         if not ((after_longer_pauses and not seldom) or self._are_parts(rows, found)):
             return []
         if self._staggered:
-            self.give_up()
+            if not any(b.forgetful for _, b in self._kept(bursts)):  # else they could not be counted anew
+                self.give_up()
             return []
         self._after_ns, self._open = self.last_ns, None
         return self.begin(found, bursts)
 
     def _are_parts(self, rows: Table, found: Repetition) -> bool:
-        """Whether its iterations differ in turn, and all recurs only after so many of them as the repetition has."""
+        """Whether its iterations differ in turn, and all recurs only after so many of them as the repetition has.
+
+        That shows soon. Later it would be so by chance at some time.
+        """
         parts = round(found.volume / self.volume)
-        return one_differs(np.array(self._periods), parts) and recurs(rows, found.volume)
+        soon = self._number <= _EARLY
+        return soon and one_differs(np.array(self._periods), parts) and recurs(rows, found.volume)
 
     @property
     def last_ns(self) -> int:
