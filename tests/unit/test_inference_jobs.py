@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from training_traffic import MS, START, Wire, assert_same_iterations, replay, ring
 
+from netmon.dl.inference.live import Inference
+
 
 @pytest.mark.parametrize("second", [ring("4", "5", "6"), ring("3", "4", "5")], ids=["apart", "on a shared host"])
 def test_two_jobs_at_once(second):
@@ -94,3 +96,20 @@ def test_a_job_is_followed_for_a_quarter_of_an_hour_and_a_checkpoint_makes_no_lo
     said = replay(wire, slice_ms=400)
     assert len(said.jobs) == 1
     assert_same_iterations(said, begun[:-1])
+
+
+def test_flows_that_are_spared_are_looked_at_again_after_as_long_as_they_were_old():
+    wire = Wire()
+    begun = wire.train(ring("1", "2", "3"), [300] * 40)
+    inference = Inference(MS)
+    for number, flow in enumerate(wire.flows):
+        inference.describe(number, flow)
+    inference.spare(range(len(wire.flows)))
+    rows = np.concatenate(wire.tables)
+    inference.add(rows[np.argsort(rows["time_ns"], kind="stable")])
+    first_ns, found = int(begun[0]), []
+    for slice_ms in range(400, 6_000, 200):  # too early the first time
+        now_ns = first_ns + slice_ms * MS
+        found += [now_ns for job in inference.advance(now_ns).jobs]
+    assert found
+    assert found[0] <= first_ns + 3_200 * MS

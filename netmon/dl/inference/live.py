@@ -431,8 +431,10 @@ class ScanSchedule:
         return went_on or until_ns - bursts.last_ns >= 2 * max(last.silent_ns, self._resolution_ns)
 
     def _wait_ns(self, flow: int, until_ns: int) -> int:
-        age_ns = until_ns - self._bursts[flow].first_ns
-        return min(_SPARED_NS, age_ns) if flow in self._spared else min(_RETRY_NS, age_ns // _RETRY_SHARE)
+        first_ns, last = self._bursts[flow].first_ns, self.looks.get(flow)
+        if flow in self._spared and last:
+            return min(_SPARED_NS, last.time_ns - first_ns)  # by its age then: its age now would never be over
+        return min(_RETRY_NS, (until_ns - first_ns) // _RETRY_SHARE)
 
     def _stale(self, flow: int, until_ns: int) -> bool:
         bursts = self._bursts[flow]
