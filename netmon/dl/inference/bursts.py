@@ -345,7 +345,7 @@ def one_differs(periods: npt.NDArray[np.int64], parts: int) -> bool:
         return False
     table = periods[len(periods) - rounds * parts :].reshape(rounds, parts)
     least, most = table.min(axis=0), table.max(axis=0)
-    return bool(np.sort(least)[-1] > np.sort(most)[-2] or np.sort(most)[0] < np.sort(least)[1])
+    return bool(least.max() > np.sort(most)[-2] or most.min() < np.sort(least)[1])
 
 
 def _likeness(

@@ -36,7 +36,7 @@ Start = tuple[int, dict[int, int]]
 
 _LEAST_STEPS = 4
 _SAME_STEP = 0.05
-_MOST_PARTS = 16  # of a step, that one flow may take for steps
+MOST_PARTS = 16  # of a step, that may be taken for steps
 _MET = 0.9  # of the steps begin with a burst
 _SURE_OF_STEP = 3  # of the first ones, all do
 _OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the longest
@@ -80,7 +80,7 @@ def _of_step(candidate: Candidate, period_ns: float) -> float:
     assert candidate.repetition is not None
     ratio = period_ns / candidate.repetition.period_ns
     times = max(1.0, round(ratio)) if ratio >= 1 else 1 / max(1.0, round(1 / ratio))
-    fits = abs(ratio / times - 1) <= _SAME_STEP and 1 / _MOST_PARTS <= times <= _MOST_PARTS
+    fits = abs(ratio / times - 1) <= _SAME_STEP and 1 / MOST_PARTS <= times <= MOST_PARTS
     return candidate.repetition.volume * times if fits else 0.0
 
 

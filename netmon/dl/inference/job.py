@@ -23,7 +23,7 @@ from netmon.dl.inference.bursts import (
     repetition,
     together,
 )
-from netmon.dl.inference.grouping import PIPELINE, SHORT_NS, Start, groups_of, ordered, pattern_of
+from netmon.dl.inference.grouping import MOST_PARTS, PIPELINE, SHORT_NS, Start, groups_of, ordered, pattern_of
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 
@@ -70,7 +70,6 @@ _LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not 
 _REMEMBERED = 16  # iterations
 _NEVER = int(np.iinfo(np.int64).max)
 _LONGER = 1.5  # times the bytes: other iterations
-_MOST_PARTS = 16  # of a step, where each takes as long as a step may
 _EARLY = 64  # iterations
 _SOON = 0.1  # of the period
 _END_PERIODS, _END_NS = 10, 10_000_000_000  # silence, after which a job has ended
@@ -147,29 +146,42 @@ class Job:
         if self._number - self._reviewed < min(_REMEMBERED, max(INTERVALS, self._reviewed)):
             return None
         self._reviewed = self._number
-        rows = together([b.rows for _, b in self._kept(bursts)], self._resolution_ns)
-        found = repetition(rows, now_ns)
-        if found is None or found.volume <= _LONGER * self.volume:
-            return []
-        after_longer_pauses = not self._staggered and self._baseline_ns < SHORT**2 * found.pause_ns
-        seldom = found.volume > _MOST_PARTS * self.volume and self.period_ns >= SHORT_NS  # it writes a checkpoint, say
-        if not ((after_longer_pauses and not seldom) or self._are_parts(rows, found)):
-            return []
         if self._staggered:
-            if not any(b.forgetful for _, b in self._kept(bursts)):  # else they could not be counted anew
-                self.give_up()
+            return self._recount(bursts, now_ns)
+        rows, found = self._longer(bursts, now_ns)
+        if found is None:
+            return []
+        seldom = found.volume > MOST_PARTS * self.volume and self.period_ns >= SHORT_NS  # it writes a checkpoint, say
+        after_longer_pauses = self._baseline_ns < SHORT**2 * found.pause_ns and not seldom
+        if not (after_longer_pauses or self._are_parts(rows, found)):
             return []
         self._after_ns, self._open = self.last_ns, None
         return self.begin(found, bursts)
 
+    def _recount(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration] | None:
+        """Give up a job whose iterations are parts of longer ones, while its flows still know where they began."""
+        if self._number > _EARLY or any(b.forgetful for _, b in self._kept(bursts)):
+            return None
+        rows, found = self._longer(bursts, now_ns)
+        if found is None or not self._are_parts(rows, found):
+            return None
+        self.give_up()
+        return []
+
+    def _longer(self, bursts: Mapping[int, Bursts], now_ns: int) -> tuple[Table, Repetition | None]:
+        """All flows together, and how they repeat themselves, where that takes longer than its iterations."""
+        rows = together([b.rows for _, b in self._kept(bursts)], self._resolution_ns)
+        found = repetition(rows, now_ns)
+        return rows, found if found and found.volume > _LONGER * self.volume else None
+
     def _are_parts(self, rows: Table, found: Repetition) -> bool:
         """Whether its iterations differ in turn, and all recurs only after so many of them as the repetition has.
 
-        That shows soon. Later it would be so by chance at some time.
+        That shows early. Later it would be so by chance at some time.
         """
         parts = round(found.volume / self.volume)
-        soon = self._number <= _EARLY
-        return soon and one_differs(np.array(self._periods), parts) and recurs(rows, found.volume)
+        early = self._number <= _EARLY
+        return early and one_differs(np.array(self._periods), parts) and recurs(rows, found.volume)
 
     @property
     def last_ns(self) -> int:
