@@ -307,7 +307,7 @@ MOST_FILES = 256
 """Of a roll: so many are merged at once."""
 
 _MOST_BYTES = 64 << 20  # of a roll; with the last file some more
-_ROWS_AT_ONCE = 1 << 18  # of all files that are merged, in memory
+_ROWS_AT_ONCE, _READ_BYTES = 1 << 16, 1 << 14  # of all files that are merged; of each column of each of them
 
 
 class Rolls:
@@ -378,7 +378,7 @@ def _groups(name: str, batches: Iterator[pa.RecordBatch], go_on: Callable[[], bo
 def _rows(name: str, sources: list[Path], stack: ExitStack) -> Iterator[pa.RecordBatch]:
     """All rows, host by host."""
     at_once = max(1024, _ROWS_AT_ONCE // len(sources))
-    opened = [stack.enter_context(pq.ParquetFile(path, memory_map=True)) for path in sources]
+    opened = [stack.enter_context(pq.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)) for path in sources]
     batches = [_whole(name, file.iter_batches(at_once, use_threads=False)) for file in opened]
     runs = [_Runs(own) for own in batches]
     while live := [run for run in runs if run.host is not None]:

@@ -48,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
     """Collect until a signal."""
     import asyncio
 
-    from collector.allocator import give_back, set_libraries_up
+    from collector.allocator import do_without_pandas, give_back, set_libraries_up
 
     set_libraries_up()
     from collector.server import serve
 
     give_back()
+    do_without_pandas()
     settings = read_options(Settings, args)
 
     def adjust(read: argparse.Namespace, changed: "Collection[str]") -> "Collection[str]":

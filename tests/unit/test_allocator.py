@@ -21,3 +21,17 @@ print(pyarrow.default_memory_pool().backend_name)
 def test_arrow_has_no_allocator_of_its_own(options: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", ARROW, "collector", "--data", "out", *options]
     assert subprocess.check_output(command, text=True).strip() == "system"
+
+
+PANDAS = """
+import sys
+from collector.allocator import do_without_pandas
+do_without_pandas()
+import numpy as np, pyarrow as pa
+table = pa.table({"rows": pa.array(np.arange(3)), "words": pa.array(["one", "two", None])})
+print("pandas" in sys.modules, table.to_pandas().shape, "pandas" in sys.modules)
+"""
+
+
+def test_pandas_is_loaded_where_a_frame_is_made() -> None:
+    assert subprocess.check_output([sys.executable, "-c", PANDAS], text=True).split("\n")[0] == "False (3, 2) True"

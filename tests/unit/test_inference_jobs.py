@@ -113,3 +113,21 @@ def test_flows_that_are_spared_are_looked_at_again_after_as_long_as_they_were_ol
         found += [now_ns for job in inference.advance(now_ns).jobs]
     assert found
     assert found[0] <= first_ns + 3_200 * MS
+
+
+def test_of_flows_that_are_spared_the_last_bursts_suffice():
+    wire = Wire()
+    begun = wire.train(ring("1", "2", "3"), wire.random.normal(60, 3, 1_200), volume=600_000)
+    inference = Inference(MS)
+    for number, flow in enumerate(wire.flows):
+        inference.describe(number, flow)
+    inference.spare(range(len(wire.flows)))
+    rows = np.concatenate(wire.tables)
+    inference.add(rows[np.argsort(rows["time_ns"], kind="stable")])
+    started, kept = [], []
+    for now_ns in range(int(begun[0]), int(begun[-1]), 400 * MS):
+        started += [iteration.comm_start_ns for iteration in inference.advance(now_ns).iterations]
+        kept.append(max(map(len, inference._bursts.values()), default=0))
+    assert max(kept) > 300 >= max(kept[-100:])
+    late = np.array(begun)[-300:-100]
+    assert (np.abs(np.subtract.outer(late, np.array(started))).min(axis=1) <= 3 * MS).all()

@@ -48,6 +48,7 @@ SEGMENT_BYTES = 1448
 _PAUSE_BUCKETS = 2  # fewer empty buckets than this are no pause
 _MOST = 2048  # bursts kept per flow
 _LONGEST_PAUSES = 16  # of them: half as long as these are (median) one between iterations may be
+_SPARED_NS, _FEW = 30_000_000_000, 128  # of flows that are spared and so old, bursts that are kept beside the newest
 _SPAN_NS, _WITHIN_NS = 60_000_000_000, 25_000_000  # where they cover so much time: any that is so long
 
 
@@ -55,12 +56,12 @@ class Bursts:
     """The last bursts of one flow, oldest first.
 
     Memory is bounded: with more than 2,048 bursts, the flow's shortest pauses are forgotten, but none that may be one
-    between iterations; then its oldest bursts.
+    between iterations; then its oldest bursts. Of a flow that is spared there are a few hundred after some time.
     All but the last ones are packed, in 12 bytes each.
     """
 
     __slots__ = (
-        *("count", "first_ns", "forgetful", "last_ns", "pause_ns", "total"),
+        *("count", "first_ns", "forgetful", "last_ns", "pause_ns", "spared", "total"),
         *("_kept", "_packed", "_resolution_ns", "_table", "_unpackable"),
     )
 
@@ -75,6 +76,7 @@ class Bursts:
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
+        self.spared = False  # little is to be spent on it
 
     def __len__(self) -> int:
         return self.count
@@ -130,6 +132,9 @@ class Bursts:
 
     def append(self, new: npt.NDArray[np.int64], total: int) -> None:
         """New bursts, the columns of BURST, with their levels; total: the flow's bytes with them."""
+        old = self.spared and self.last_ns - self.first_ns > _SPARED_NS
+        if old and self._kept > 2 * _FEW:
+            self._keep_few()
         kept = self._kept + len(new)
         if kept > len(self._table):
             room = np.zeros((max(kept, 2 * len(self._table)), _COLUMNS), np.int64)
@@ -140,7 +145,7 @@ class Bursts:
         self.count += len(new)
         if self.count > _MOST:
             self._forget()
-        elif kept >= _TAIL + _BLOCK:
+        elif not old and kept >= _TAIL + _BLOCK:
             self._pack()
 
     def _tail(self) -> Table:
@@ -166,6 +171,13 @@ class Bursts:
         self._packed.append(packs.tobytes())
         self._table = self._table[blocks * _BLOCK : self._kept].copy()
         self._kept = len(self._table)
+
+    def _keep_few(self) -> None:
+        """The last ones, as they are: less is to be done for them."""
+        self._packed = []
+        self._table = self._table[self._kept - _FEW : self._kept].copy()
+        self.count = self._kept = _FEW
+        self.forgetful = True
 
     def _forget(self) -> None:
         rows = self.rows

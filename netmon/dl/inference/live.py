@@ -293,11 +293,8 @@ class ScanSchedule:
         self._next: dict[int, int] = {}  # of each flow in it, its earliest time there
         self._waiting: list[tuple[int, int]] = []  # a heap of (−bytes, flow): due, but there was no time
         self._unreachable: set[int] = set()  # due, but their hosts cannot reach each other
-        self._spared: frozenset[int] = frozenset()
-
-    def spare(self, flows: frozenset[int]) -> None:
-        """What these flows are is known: they are looked at less often, all others as before."""
-        self._spared = flows
+        self.spared: frozenset[int] = frozenset()
+        """What these flows are is known: they are looked at less often."""
 
     def went_on(self, flows: Iterable[int], until_ns: int) -> None:
         """These flows have new bytes."""
@@ -400,14 +397,14 @@ class ScanSchedule:
         silent_ns = until_ns - bursts.last_ns
         found = repetition(bursts.rows, until_ns)
         self.looks[flow] = Look(until_ns, bursts.total, silent_ns, found)
-        if flow not in self._spared:
+        if flow not in self.spared:
             self._put_off(flow, bursts.last_ns + 2 * max(silent_ns, self._resolution_ns))
         return found is not None
 
     def _when(self, flow: int, until_ns: int) -> int:
         """When there is news of it again, as far as is known."""
         bursts, last = self._bursts[flow], self.looks[flow]
-        if flow in self._spared:
+        if flow in self.spared:
             return last.time_ns + self._wait_ns(flow, until_ns)
         silent_ns = bursts.last_ns + 2 * max(last.silent_ns, self._resolution_ns)
         if bursts.total == last.total:
@@ -426,13 +423,13 @@ class ScanSchedule:
         if last is None:
             return True
         went_on = bursts.total != last.total and until_ns - last.time_ns >= self._wait_ns(flow, until_ns)
-        if flow in self._spared:
+        if flow in self.spared:
             return went_on
         return went_on or until_ns - bursts.last_ns >= 2 * max(last.silent_ns, self._resolution_ns)
 
     def _wait_ns(self, flow: int, until_ns: int) -> int:
         first_ns, last = self._bursts[flow].first_ns, self.looks.get(flow)
-        if flow in self._spared and last:
+        if flow in self.spared and last:
             return min(_SPARED_NS, last.time_ns - first_ns)  # by its age then: its age now would never be over
         return min(_RETRY_NS, (until_ns - first_ns) // _RETRY_SHARE)
 
@@ -563,7 +560,11 @@ class Inference:
     def spare(self, flows: Iterable[int]) -> None:
         """These flows, and no others, are of jobs whose iterations are reported better: little is spent on finding
         them."""
-        self._looking.spare(frozenset(flows))
+        spared = frozenset(flows)
+        for flow in spared ^ self._looking.spared:
+            if flow in self._bursts:
+                self._bursts[flow].spared = flow in spared
+        self._looking.spared = spared
 
     def forget(self, flows: Iterable[int]) -> None:
         """These flows are over, and their numbers may be given to others. Say so after the advance() over their end.
@@ -659,6 +660,7 @@ class Inference:
 
     def _begun(self, flow: int) -> Bursts:
         bursts = self._bursts[flow] = Bursts(self._resolution_ns)
+        bursts.spared = flow in self._looking.spared
         return bursts
 
     def _keep_words(self, flow: npt.NDArray[np.int64], time_ns: npt.NDArray[np.int64]) -> None:
