@@ -48,7 +48,7 @@ SEGMENT_BYTES = 1448
 _PAUSE_BUCKETS = 2  # fewer empty buckets than this are no pause
 _MOST = 2048  # bursts kept per flow
 _LONGEST_PAUSES = 16  # of them: half as long as these are (median) one between iterations may be
-_SPARED_NS, _FEW = 30_000_000_000, 128  # of flows that are spared and so old, bursts that are kept beside the newest
+_SPARED_NS, _FEW = 30_000_000_000, 64  # of flows that are spared and so old, bursts that are kept beside the newest
 _SPAN_NS, _WITHIN_NS = 60_000_000_000, 25_000_000  # where they cover so much time: any that is so long
 
 
