@@ -128,17 +128,24 @@ Indices = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
 
-def _kinds(*kinds: int) -> Flags:
+def by_kind(*kinds: int) -> Flags:
+    """To be indexed with kinds of calls: whether each is one of these."""
     found = np.zeros(256, np.bool_)
     found[list(kinds)] = True
     return found
 
 
-ENDS = _kinds(STEP_OVER, STEP_WAIT_END)
+ENDS = by_kind(STEP_OVER, STEP_WAIT_END)
 """Of works, by kind of call."""
-WAITS = _kinds(STEP_WAIT_BEGIN, STEP_WORK_WAIT)
+WAITS = by_kind(STEP_WAIT_BEGIN, STEP_WORK_WAIT)
 """A thread begins to wait for a work."""
-OF_WORKS = _kinds(STEP_BEGIN) | ENDS | WAITS
+OF_WORKS = by_kind(STEP_BEGIN) | ENDS | WAITS
+
+
+def are_transfers(operation: npt.NDArray[np.uint16]) -> Flags:
+    """Whether each of these operations is between two ranks that are known from the call."""
+    found: Flags = (operation == Operation.SEND) | (operation == Operation.RECEIVE)
+    return found
 
 
 def waits_for_gradients(table: Table) -> Flags:

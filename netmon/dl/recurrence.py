@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined
-from netmon.dl.operations import ENDS, SUMS, TRANSFERS, UNKNOWN_SIZE, Operation, summed_size
+from netmon.dl.operations import ENDS, SUMS, UNKNOWN_SIZE, Operation, are_transfers, by_kind, summed_size
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_XLA,
@@ -71,6 +71,10 @@ _MOST_OF = 0.8
 _LOOKS, _MOST_RUNS = 9, 16  # for runs, at different ends; and periods of theirs that are looked at
 _COMPARED, _MOST_TRIED = 16, 64  # calls, before all of them are; and so many periods of each run
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+
+
+_CALLS = by_kind(STEP_BEGIN, STEP_BACKWARD, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER)
+_ALSO_BEGUN = by_kind(STEP_CALL, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER, STEP_SIZE)  # in Gloo
 
 
 class RecurringCalls:
@@ -196,6 +200,7 @@ class RecurringCalls:
             if calls.rows["ends"][begin:end].all():
                 boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
             self._at, cycle.first = end, 0
+        if boundaries:
             self.size = summed_size(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
         return boundaries
 
@@ -244,7 +249,7 @@ class _Calls:
 
     def add(self, table: Table) -> None:
         """table: dtype STEP. What was called while groups were being made is forgotten."""
-        table = table[_tells(table)]
+        table = table.compress(_tells(table))
         kind = table["kind"]
         made = np.flatnonzero((kind == STEP_GROUP) | (kind == STEP_GROUP_NAME))
         if len(made) and len(self) < _PERIODS:
@@ -255,12 +260,12 @@ class _Calls:
         times = table["time_ns"].astype(np.int64)
         quiet = np.diff(times, prepend=self._last_ns or times[0])
         self._last_ns = int(times[-1])
-        two = (kind == STEP_BEGIN) & np.isin(table["tensors"], TRANSFERS)
+        two = (kind == STEP_BEGIN) & are_transfers(table["tensors"])
         under_way = self._under_way + np.cumsum(two) - np.cumsum(kind == STEP_OVER)
         under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
         self._under_way = int(under_way[-1])
-        called = np.isin(kind, (STEP_BEGIN, STEP_BACKWARD, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER))
-        calls, begun = table[called], kind[called] == STEP_BEGIN
+        called = _CALLS[kind]
+        calls, begun = table.compress(called), kind[called] == STEP_BEGIN
         rows = np.zeros(len(calls), _CALL)
         rows["time_ns"], rows["quiet_ns"], rows["size"], rows["work"] = (
             times[called],
@@ -283,7 +288,7 @@ class _Calls:
         """Of what is open, these are over: each is the first such word after its beginning."""
         if not len(works) or not len(self._open):
             return
-        begun = self.rows[self._open]
+        begun = self.rows.take(self._open)
         work = np.concatenate([begun["work"], works])
         time_ns = np.concatenate([begun["time_ns"], times])
         index = np.concatenate([self._open, np.full(len(works), -1)])
@@ -320,8 +325,7 @@ class _Calls:
 
 def _tells(table: Table) -> _Flags:
     """What is of interest. A call that is reported by more than one name counts once."""
-    again = np.isin(table["kind"], (STEP_CALL, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER, STEP_SIZE))
-    tells: _Flags = ~again | (table["library"] != LIBRARY_GLOO)
+    tells: _Flags = ~_ALSO_BEGUN[table["kind"]] | (table["library"] != LIBRARY_GLOO)
     return tells
 
 
