@@ -22,8 +22,8 @@ from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import decode_selection, encode_snapshot, request_without_flows, without_names
+from netmon.wire.questions import decode_wanted
 from netmon.wire.security import Identity, Role
-from netmon.wire.watch import decode_wanted
 
 Context = Any
 """gRPC's context of a call, or what does the same: write(message), abort(code, details)."""

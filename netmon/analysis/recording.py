@@ -33,8 +33,9 @@ from netmon.records import CLASS_NAMES
 from netmon.top.options import called
 from netmon.units import format_count, format_duration, format_moment, parse_duration, parse_time
 from netmon.views import Incident, JobView, Selection, Snapshot
+from netmon.wire.questions import get_full
 from netmon.wire.security import Security
-from netmon.wire.watch import get_full, split, watch_once
+from netmon.wire.watch import split, watch_once
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

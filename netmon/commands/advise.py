@@ -70,7 +70,7 @@ def _stored(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _live(args: argparse.Namespace) -> dict[str, Any]:
-    from netmon.wire.watch import get_advice
+    from netmon.wire.questions import get_advice
 
     if args.until is not None or args.seconds is not None:
         raise UsageError(

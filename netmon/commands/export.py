@@ -161,7 +161,7 @@ def _export_for_simulation(args: argparse.Namespace) -> int:
 
 
 def _export_full(args: argparse.Namespace) -> int:
-    from netmon.wire.watch import get_full
+    from netmon.wire.questions import get_full
 
     if args.since is None or args.until is None or args.until <= args.since:
         raise UsageError("cannot get full resolution without a window: give --since and a later --until")

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         )
     try:
         if args.json:
-            from netmon.top.frame import document
+            from netmon.top.document import document
 
             print(document(_snapshot(args)))
             return 0
@@ -180,7 +180,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
 
 def _stored(addresses: str, security: Security) -> "Past":
     from netmon.history.past import DatasetPast
-    from netmon.wire.watch import CollectorRows
+    from netmon.wire.questions import CollectorRows
 
     return DatasetPast(CollectorRows(addresses, security))
 

@@ -230,7 +230,7 @@ class CollectorPast:
         """Rows of all workers; sentences on what is missing."""
         import pyarrow as pa
 
-        from netmon.wire.watch import get_full
+        from netmon.wire.questions import get_full
 
         pieces, gaps, last = list[pa.Table](), list[str](), NetmonError("")
         for address in split(self._addresses):

@@ -26,9 +26,10 @@ from textual.filter import LineFilter
 from textual.widgets import Input, Static
 
 from netmon.top import layout, moments
+from netmon.top.document import plain
 from netmon.top.filters import Filter, parse
 from netmon.top.flows import GROUPINGS, FlowGroup
-from netmon.top.frame import has_many, plain
+from netmon.top.frame import has_many
 from netmon.top.glyphs import clock
 from netmon.top.incidents import IncidentRow, calm, calm_past, hung
 from netmon.top.layout import (

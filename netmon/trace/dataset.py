@@ -24,8 +24,9 @@ from netmon.history.transfers import read_transfers
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw
 from netmon.units import format_bytes, format_endpoint, format_moment
 from netmon.views import Hang, JobView, Selection, Snapshot, Verdict
+from netmon.wire.questions import get_full
 from netmon.wire.security import Security
-from netmon.wire.watch import UnreachableError, get_full, split, watch_once
+from netmon.wire.watch import UnreachableError, split, watch_once
 
 # --- Rows of buckets, added up to what a trace draws of them: rates per link and class, and transfers per flow.
 

@@ -39,8 +39,9 @@ from netmon.web.source import (
     resampled,
 )
 from netmon.web.stored import STEP_COLUMNS, step_rows
+from netmon.wire.questions import CollectorRows, get_advice, get_full
 from netmon.wire.security import Security
-from netmon.wire.watch import CollectorRows, Outage, follow, get_advice, get_full, split
+from netmon.wire.watch import Outage, follow, split
 
 # --- Iterations that keep coming: in pieces of some minutes, so that what is new costs no more as the hour fills.
 

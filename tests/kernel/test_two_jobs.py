@@ -24,7 +24,8 @@ from netmon.lab.run import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 from netmon.views import Selection
-from netmon.wire.watch import get_advice, watch_once
+from netmon.wire.questions import get_advice
+from netmon.wire.watch import watch_once
 
 pytestmark = pytest.mark.kernel
 

@@ -25,7 +25,7 @@ from netmon.errors import WireError
 from netmon.history.advice import advice
 from netmon.records import Direction
 from netmon.views import Cause, Selection, Verdict
-from netmon.wire import watch
+from netmon.wire import questions
 from netmon.wire.watch import UnreachableError, watch_once
 
 MS = 1_000_000
@@ -196,8 +196,8 @@ def test_a_collector_without_jobs_says_so(tmp_path: Path, capsys: pytest.Capture
 def test_what_several_workers_say_is_put_together(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = document(advice(dataset, 30))
     other = document(advice(dataset, 0.9, BEGIN_NS + 1000 * MS))
-    monkeypatch.setattr(watch, "_advice_of", lambda address, job, security: told if address == "one" else other)
-    both = watch.get_advice("one,two")
+    monkeypatch.setattr(questions, "_advice_of", lambda address, job, security: told if address == "one" else other)
+    both = questions.get_advice("one,two")
     assert len(both["jobs"]) == 3
     assert both["shares"] == told["shares"]
 
@@ -219,7 +219,7 @@ def test_an_answer_that_is_no_advice_is_refused(tmp_path: Path) -> None:
         await server.start()
         for job in ("", "x"):
             with pytest.raises(WireError):
-                await asyncio.to_thread(watch.get_advice, f"unix:{tmp_path}/wrong.sock", job)
+                await asyncio.to_thread(questions.get_advice, f"unix:{tmp_path}/wrong.sock", job)
         await server.stop(0)
 
     asyncio.run(asked())

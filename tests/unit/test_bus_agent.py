@@ -35,8 +35,9 @@ from netmon.agent.stream import Backoff
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, batch_subject, make_streams
+from netmon.wire.questions import get_full
 from netmon.wire.security import read_servers
-from netmon.wire.watch import UnreachableError, get_full
+from netmon.wire.watch import UnreachableError
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from netmon.top.collector_past import CollectorPast
 from netmon.top.flows import owner
 from netmon.top.steps import step_of, steps_of
 from netmon.views import HOUR_NS, STEP, STEP_TIMES
-from netmon.wire.watch import FullPart
+from netmon.wire.questions import FullPart
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 MS = 1_000_000
@@ -144,7 +144,7 @@ def test_the_past_of_a_live_run_knows_owners_classes_and_shares(monkeypatch: pyt
         **{"owner_job": ["resnet", "", "resnet"], "owner_rank": [0, -1, 1], "owner_source": "socket"},
     }
     part = FullPart("h0", pa.Table.from_pandas(pd.DataFrame(told)), "")
-    monkeypatch.setattr("netmon.wire.watch.get_full", lambda *_: iter([part]))
+    monkeypatch.setattr("netmon.wire.questions.get_full", lambda *_: iter([part]))
     monkeypatch.setattr("netmon.top.collector_past.watch_once", lambda *_: example())
     past = CollectorPast("localhost:1")
     list(past.remember([replace(example(), jobs=(replace(example().jobs[0], steps=steps),))]))

@@ -19,7 +19,8 @@ from netmon.errors import WireError
 from netmon.history.past import DatasetPast, StoredRows
 from netmon.top.collector_past import CollectorPast
 from netmon.views import STEP_TIMES, TABLES, RowQuery
-from netmon.wire.watch import CollectorRows, UnreachableError, decode_wanted, encode_wanted
+from netmon.wire.questions import CollectorRows, decode_wanted, encode_wanted
+from netmon.wire.watch import UnreachableError
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 S = 1_000_000_000

@@ -24,9 +24,10 @@ from netmon.errors import CertificateError, UsageError
 from netmon.views import Selection
 from netmon.wire import netmon_pb2
 from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.questions import get_full
 from netmon.wire.secure import open_channel
 from netmon.wire.security import PLAIN, Identity, Role, Security
-from netmon.wire.watch import UnreachableError, get_full, watch_once
+from netmon.wire.watch import UnreachableError, watch_once
 
 COLLECTOR = security(Role.COLLECTOR, "c")
 ANN, WALL = security(Role.FULL, "ann"), security(Role.JOBS, "wall")

@@ -6,7 +6,7 @@ import json
 from snapshot_example import example
 
 from netmon.records import CLASS_NAMES
-from netmon.top.frame import document
+from netmon.top.document import document
 
 
 def test_a_snapshot_is_plain_json() -> None:

@@ -17,7 +17,7 @@ from test_top_program import Seen, Source, compare, patient, run  # noqa: F401
 
 from netmon.dl.verdict.baseline import baseline_of_job
 from netmon.dl.verdict.incidents import incidents
-from netmon.top.frame import document
+from netmon.top.document import document
 from netmon.top.incidents import calm, lines_of, of_past, with_older
 from netmon.top.layout import Level, Scene, incidents_of, shown_incidents, tables
 from netmon.top.moments import Rewinding

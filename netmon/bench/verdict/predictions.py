@@ -22,7 +22,7 @@ from netmon.lab.run import MOST_ITERATIONS, Jobs, together
 from netmon.lab.spec import RunSpec
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
-from netmon.wire.watch import get_advice
+from netmon.wire.questions import get_advice
 
 _Plan = TypeVar("_Plan")
 _One = TypeVar("_One")
