@@ -248,10 +248,11 @@ class JobHistory:
         ranks = np.array(sorted(offsets_ns), np.int64)
         offset = np.array([offsets_ns[rank] for rank in ranks.tolist()], np.int64)
         rows = self._ended.rows
-        rows = rows[np.isin(rows["rank"], ranks)]
-        utc = offset[np.searchsorted(ranks, rows["rank"])]
-        late = rows["end_ns"] + utc >= since_ns
-        rows, utc = rows[late], utc[late]
+        if not len(ranks):
+            return np.zeros(0, STEP)
+        place = np.minimum(np.searchsorted(ranks, rows["rank"]), len(ranks) - 1)
+        wanted = (ranks[place] == rows["rank"]) & (rows["end_ns"] + offset[place] >= since_ns)
+        rows, utc = rows.compress(wanted), offset[place[wanted]]
         steps = np.zeros(len(rows), STEP)
         steps["rank"], steps["number"] = rows["rank"], rows["number"]
         for name in _MOMENTS:
@@ -263,7 +264,7 @@ class JobHistory:
         """Baseline of an iteration, ns, by the settled rows; 0: not known. An iteration is whole if all of these ranks
         have it."""
         rows = self._accounted.rows
-        rows = rows[np.isin(rows["rank"], list(ranks))]
+        rows = rows.compress(np.isin(rows["rank"], list(ranks)))
         numbers, of_row = groups(rows["number"])
         slowest, shared = np.zeros(len(numbers) + 1), np.zeros(len(numbers) + 1, np.bool_)  # and what is not there yet
         np.maximum.at(slowest, of_row, rows["duration_ns"].astype(np.float64))
