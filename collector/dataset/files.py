@@ -102,24 +102,24 @@ def partition(hour: int) -> str:
 
 
 def in_order(name: str, rows: pa.Table) -> pa.Table:
-    """By host and time; flows keep the order of their appearance."""
+    """By host and time; flows keep the order of their appearance. In one chunk: many, each with a dictionary of its
+    own, take twice as long to write.
+    """
+    rows = rows.combine_chunks()
     if name in ("flows", "sessions") or len(rows) < 2:
         return rows
-    rows = rows.unify_dictionaries()
-    rank = host_ranks(rows["host"])
+    rank = _host_ranks(rows["host"].chunk(0))
     time = rows[TIMES[name]].to_numpy()
     by = (rank, time, rows["flow_id"].to_numpy()) if "flow_id" in rows.column_names else (rank, time)
     return rows if ascending(*by) else rows.take(pa.array(order_by(*by)))
 
 
-def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Of a dictionary column whose dictionaries are unified: the place of each row's word in their order."""
-    chunks = hosts.chunks
-    words = chunks[0].dictionary.to_pylist()
+def _host_ranks(hosts: pa.DictionaryArray) -> npt.NDArray[np.int64]:
+    """The place of each row's word in their order."""
+    words = hosts.dictionary.to_pylist()
     index = np.empty(len(words), np.int64)
     index[np.argsort(np.array(words, object), kind="stable")] = np.arange(len(words))
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
-    ranks: npt.NDArray[np.int64] = index[codes]
+    ranks: npt.NDArray[np.int64] = index.take(hosts.indices.to_numpy())
     return ranks
 
 
