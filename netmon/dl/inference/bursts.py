@@ -56,7 +56,7 @@ class Bursts:
     """The last bursts of one flow, oldest first.
 
     Memory is bounded: with more than 2,048 bursts, the flow's shortest pauses are forgotten, but none that may be one
-    between iterations; then its oldest bursts. Of a flow that is spared there are a few hundred after some time.
+    between iterations; then its oldest bursts. Of a flow that is spared and no longer young the last hundred remain.
     All but the last ones are packed, in 12 bytes each.
     """
 
