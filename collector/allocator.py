@@ -39,8 +39,6 @@ def do_without_pandas() -> None:
     """
     import pyarrow as pa
 
-    if "pandas" in sys.modules:
-        return
     none = _NoPandas()
     sys.meta_path.insert(0, none)
     try:

@@ -248,11 +248,10 @@ class JobHistory:
         ranks = np.array(sorted(offsets_ns), np.int64)
         offset = np.array([offsets_ns[rank] for rank in ranks.tolist()], np.int64)
         rows = self._ended.rows
-        if not len(ranks):
-            return np.zeros(0, STEP)
-        place = np.minimum(np.searchsorted(ranks, rows["rank"]), len(ranks) - 1)
-        wanted = (ranks[place] == rows["rank"]) & (rows["end_ns"] + offset[place] >= since_ns)
-        rows, utc = rows.compress(wanted), offset[place[wanted]]
+        rows = rows.compress(np.isin(rows["rank"], ranks))
+        utc = offset[np.searchsorted(ranks, rows["rank"])]
+        late = rows["end_ns"] + utc >= since_ns
+        rows, utc = rows.compress(late), utc[late]
         steps = np.zeros(len(rows), STEP)
         steps["rank"], steps["number"] = rows["rank"], rows["number"]
         for name in _MOMENTS:

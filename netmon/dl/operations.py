@@ -144,7 +144,8 @@ OF_WORKS = by_kind(STEP_BEGIN) | ENDS | WAITS
 
 def are_transfers(operation: npt.NDArray[np.uint16]) -> Flags:
     """Whether each of these operations is between two ranks that are known from the call."""
-    found: Flags = (operation == Operation.SEND) | (operation == Operation.RECEIVE)
+    send, receive = TRANSFERS
+    found: Flags = (operation == send) | (operation == receive)  # np.isin takes thrice as long
     return found
 
 

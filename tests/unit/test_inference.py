@@ -3,7 +3,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_traffic import BYTES_PER_MS, MS, SECOND, START, Wire, assert_same_iterations, both_ways, replay, ring
+from training_traffic import (
+    BYTES_PER_MS,
+    MS,
+    SECOND,
+    START,
+    Wire,
+    assert_same_iterations,
+    both_ways,
+    described,
+    replay,
+    ring,
+)
 
 from netmon.dl.inference.live import Inference
 from netmon.dl.inference.types import CONTROL, GRADIENT, TRAFFIC, LinkFlow
@@ -274,9 +285,7 @@ def test_rows_of_unknown_flows_and_late_rows_do_no_harm():
 def test_a_forgotten_job_has_ended():
     wire = Wire()
     wire.train(ring("1", "2"), [80] * 8)
-    inference = Inference()
-    for number, flow in enumerate(wire.flows):
-        inference.describe(number, flow)
+    inference = described(wire)
     inference.add(np.concatenate(wire.tables))
     last = max(int(table["time_ns"].max()) for table in wire.tables)
     findings = inference.advance(last + 50 * MS)

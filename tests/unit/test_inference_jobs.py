@@ -3,9 +3,7 @@
 
 import numpy as np
 import pytest
-from training_traffic import MS, START, Wire, assert_same_iterations, replay, ring
-
-from netmon.dl.inference.live import Inference
+from training_traffic import MS, START, Wire, assert_same_iterations, replay, ring, spared
 
 
 @pytest.mark.parametrize("second", [ring("4", "5", "6"), ring("3", "4", "5")], ids=["apart", "on a shared host"])
@@ -101,12 +99,7 @@ def test_a_job_is_followed_for_a_quarter_of_an_hour_and_a_checkpoint_makes_no_lo
 def test_flows_that_are_spared_are_looked_at_again_after_as_long_as_they_were_old():
     wire = Wire()
     begun = wire.train(ring("1", "2", "3"), [300] * 40)
-    inference = Inference(MS)
-    for number, flow in enumerate(wire.flows):
-        inference.describe(number, flow)
-    inference.spare(range(len(wire.flows)))
-    rows = np.concatenate(wire.tables)
-    inference.add(rows[np.argsort(rows["time_ns"], kind="stable")])
+    inference = spared(wire)
     first_ns, found = int(begun[0]), []
     for slice_ms in range(400, 6_000, 200):  # too early the first time
         now_ns = first_ns + slice_ms * MS
@@ -118,12 +111,7 @@ def test_flows_that_are_spared_are_looked_at_again_after_as_long_as_they_were_ol
 def test_of_flows_that_are_spared_the_last_bursts_suffice():
     wire = Wire()
     begun = wire.train(ring("1", "2", "3"), wire.random.normal(60, 3, 1_200), volume=600_000)
-    inference = Inference(MS)
-    for number, flow in enumerate(wire.flows):
-        inference.describe(number, flow)
-    inference.spare(range(len(wire.flows)))
-    rows = np.concatenate(wire.tables)
-    inference.add(rows[np.argsort(rows["time_ns"], kind="stable")])
+    inference = spared(wire)
     started, kept = [], []
     for now_ns in range(int(begun[0]), int(begun[-1]), 400 * MS):
         started += [iteration.comm_start_ns for iteration in inference.advance(now_ns).iterations]

@@ -110,15 +110,33 @@ class Said:
         return np.array([i.comm_start_ns for i in self.iterations if i.job == job], np.int64)
 
 
-def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0, resolution_ns: int = MS, watched: bool = False) -> Said:
-    """Give all of it to a new inference in slices, and some silence afterwards; watched: the hosts were, from 0 on."""
-    inference, said = Inference(resolution_ns), Said()
-    if watched:
-        inference.watch({flow.host for flow in wire.flows}, START)
+def described(wire: Wire, resolution_ns: int = MS) -> Inference:
+    """A new inference that has been told of all flows, and of no row."""
+    inference = Inference(resolution_ns)
     for number, flow in enumerate(wire.flows):
         inference.describe(number, flow)
+    return inference
+
+
+def by_time(wire: Wire) -> Table:
+    """All rows, dtype TRAFFIC."""
     rows = np.concatenate([*wire.tables, np.empty(0, TRAFFIC)])
-    rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    return rows[np.argsort(rows["time_ns"], kind="stable")]
+
+
+def spared(wire: Wire) -> Inference:
+    """A new inference that has been given all rows, of flows that are spared."""
+    inference = described(wire)
+    inference.spare(range(len(wire.flows)))
+    inference.add(by_time(wire))
+    return inference
+
+
+def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0, resolution_ns: int = MS, watched: bool = False) -> Said:
+    """Give all of it to a new inference in slices, and some silence afterwards; watched: the hosts were, from 0 on."""
+    inference, rows, said = described(wire, resolution_ns), by_time(wire), Said()
+    if watched:
+        inference.watch({flow.host for flow in wire.flows}, START)
     last = int(rows["time_ns"][-1] - START) if len(rows) else 0
     for now in range(0, last + slice_ms * MS + int(after_s * SECOND), slice_ms * MS):
         low, high = np.searchsorted(rows["time_ns"], (START + now, START + now + slice_ms * MS))

@@ -48,7 +48,7 @@ SEGMENT_BYTES = 1448
 _PAUSE_BUCKETS = 2  # fewer empty buckets than this are no pause
 _MOST = 2048  # bursts kept per flow
 _LONGEST_PAUSES = 16  # of them: half as long as these are (median) one between iterations may be
-_SPARED_NS, _FEW = 30_000_000_000, 64  # of flows that are spared and so old, bursts that are kept beside the newest
+_YOUNG_NS, _FEW = 30_000_000_000, 64  # of a flow that is spared and older, bursts that are kept beside the newest
 _SPAN_NS, _WITHIN_NS = 60_000_000_000, 25_000_000  # where they cover so much time: any that is so long
 
 
@@ -76,7 +76,7 @@ class Bursts:
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
-        self.spared = False  # little is to be spent on it
+        self.spared = False  # what it is is known: it is looked at less often, and less of it is kept
 
     def __len__(self) -> int:
         return self.count
@@ -132,7 +132,7 @@ class Bursts:
 
     def append(self, new: npt.NDArray[np.int64], total: int) -> None:
         """New bursts, the columns of BURST, with their levels; total: the flow's bytes with them."""
-        old = self.spared and self.last_ns - self.first_ns > _SPARED_NS
+        old = self.spared and self.last_ns - self.first_ns > _YOUNG_NS
         if old and self._kept > 2 * _FEW:
             self._keep_few()
         kept = self._kept + len(new)

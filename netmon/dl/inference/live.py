@@ -293,8 +293,6 @@ class ScanSchedule:
         self._next: dict[int, int] = {}  # of each flow in it, its earliest time there
         self._waiting: list[tuple[int, int]] = []  # a heap of (−bytes, flow): due, but there was no time
         self._unreachable: set[int] = set()  # due, but their hosts cannot reach each other
-        self.spared: frozenset[int] = frozenset()
-        """What these flows are is known: they are looked at less often."""
 
     def went_on(self, flows: Iterable[int], until_ns: int) -> None:
         """These flows have new bytes."""
@@ -397,14 +395,14 @@ class ScanSchedule:
         silent_ns = until_ns - bursts.last_ns
         found = repetition(bursts.rows, until_ns)
         self.looks[flow] = Look(until_ns, bursts.total, silent_ns, found)
-        if flow not in self.spared:
+        if not bursts.spared:
             self._put_off(flow, bursts.last_ns + 2 * max(silent_ns, self._resolution_ns))
         return found is not None
 
     def _when(self, flow: int, until_ns: int) -> int:
         """When there is news of it again, as far as is known."""
         bursts, last = self._bursts[flow], self.looks[flow]
-        if flow in self.spared:
+        if bursts.spared:
             return last.time_ns + self._wait_ns(flow, until_ns)
         silent_ns = bursts.last_ns + 2 * max(last.silent_ns, self._resolution_ns)
         if bursts.total == last.total:
@@ -423,15 +421,15 @@ class ScanSchedule:
         if last is None:
             return True
         went_on = bursts.total != last.total and until_ns - last.time_ns >= self._wait_ns(flow, until_ns)
-        if flow in self.spared:
+        if bursts.spared:
             return went_on
         return went_on or until_ns - bursts.last_ns >= 2 * max(last.silent_ns, self._resolution_ns)
 
     def _wait_ns(self, flow: int, until_ns: int) -> int:
-        first_ns, last = self._bursts[flow].first_ns, self.looks.get(flow)
-        if flow in self.spared and last:
-            return min(_SPARED_NS, last.time_ns - first_ns)  # by its age then: its age now would never be over
-        return min(_RETRY_NS, (until_ns - first_ns) // _RETRY_SHARE)
+        bursts, last = self._bursts[flow], self.looks.get(flow)
+        if bursts.spared and last:
+            return min(_SPARED_NS, last.time_ns - bursts.first_ns)  # by its age then: its age now would never be over
+        return min(_RETRY_NS, (until_ns - bursts.first_ns) // _RETRY_SHARE)
 
     def _stale(self, flow: int, until_ns: int) -> bool:
         bursts = self._bursts[flow]
@@ -534,6 +532,7 @@ class Inference:
         self._watched: dict[str, int] = {}  # by host, since when
         self._at: Counter[str] = Counter()  # flows by the address of the end at which they are seen
         self._bursts: dict[int, Bursts] = {}
+        self._spared: frozenset[int] = frozenset()  # also flows that have no bursts yet
         self._words = Words(self._resolution_ns)
         self._looking = ScanSchedule(self._flows, self._bursts, self._resolution_ns)
         self._taken: list[tuple[dict[int, Edge], int]] = []  # the jobs' flows, and how many there were
@@ -560,11 +559,9 @@ class Inference:
     def spare(self, flows: Iterable[int]) -> None:
         """These flows, and no others, are of jobs whose iterations are reported better: little is spent on finding
         them."""
-        spared = frozenset(flows)
-        for flow in spared ^ self._looking.spared:
-            if flow in self._bursts:
-                self._bursts[flow].spared = flow in spared
-        self._looking.spared = spared
+        self._spared = frozenset(flows)
+        for flow, bursts in self._bursts.items():
+            bursts.spared = flow in self._spared
 
     def forget(self, flows: Iterable[int]) -> None:
         """These flows are over, and their numbers may be given to others. Say so after the advance() over their end.
@@ -660,7 +657,7 @@ class Inference:
 
     def _begun(self, flow: int) -> Bursts:
         bursts = self._bursts[flow] = Bursts(self._resolution_ns)
-        bursts.spared = flow in self._looking.spared
+        bursts.spared = flow in self._spared
         return bursts
 
     def _keep_words(self, flow: npt.NDArray[np.int64], time_ns: npt.NDArray[np.int64]) -> None:
