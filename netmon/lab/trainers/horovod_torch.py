@@ -102,6 +102,7 @@ def main() -> None:
         for iteration in range(args.iterations):
             start, times = time.monotonic_ns(), pauses.computing(iteration)
             moments.begin()
+            log.tell()  # of the step before: between that and this one it would pass for a part of the hook's error
             optimizer.zero_grad()
             batch = torch.randn(1, 1)
             loss = (forward(model, batch, [start + int(times * ns) for ns in times_ns]) - 2 * batch).pow(2).mean()
@@ -110,7 +111,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             moments.end()
-            log.add(iteration, start, moments.first_enqueue, moments.last_wait, moments.step_end, moments.interrupted)
+            noted = start, moments.first_enqueue, moments.last_wait, moments.step_end
+            log.keep(iteration, noted, moments.interrupted)
             pauses.keep(iteration + 1, lambda: hvd.allreduce(metric, name="metric"))
             hangs.keep(iteration + 1)
     hvd.shutdown()

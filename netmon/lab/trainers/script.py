@@ -118,6 +118,7 @@ class IterationLog:
         self._rank = rank
         self._after = after
         self._lines = [COLUMNS]
+        self._kept: tuple[int, tuple[int, int, int, int], int, int] | None = None
         self._timeouts = Timeouts()
 
     def add(
@@ -132,19 +133,26 @@ class IterationLog:
     ) -> None:
         """One finished iteration. interrupted: not 0 where the scheduler came between a moment and its noting.
         busiest_bytes: what the ranks that exchanged most had to send or receive; 0: as much in each iteration."""
-        moments = (
-            self._rank,
-            iteration,
-            step_start,
-            first_enqueue,
-            last_wait,
-            step_end,
-            int(bool(interrupted)),
-            self._timeouts.count(step_end - step_start),
-            busiest_bytes,
-        )
-        self._lines.append(",".join(map(str, moments)))
-        print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
+        moments = step_start, first_enqueue, last_wait, step_end
+        self.keep(iteration, moments, interrupted, busiest_bytes)
+        self.tell()
+
+    def keep(
+        self, iteration: int, moments: tuple[int, int, int, int], interrupted: int = 0, busiest_bytes: int = 0
+    ) -> None:
+        """As `add`, for a script whose next step begins at once: it tells of this one where that one waits."""
+        self._kept = iteration, moments, interrupted, busiest_bytes
+
+    def tell(self) -> None:
+        """Write down what was kept, if anything."""
+        if self._kept is None:
+            return
+        iteration, moments, interrupted, busiest_bytes = self._kept
+        self._kept, took = None, moments[-1] - moments[0]
+        timeouts = self._timeouts.count(took)
+        line = (self._rank, iteration, *moments, int(bool(interrupted)), timeouts, busiest_bytes)
+        self._lines.append(",".join(map(str, line)))
+        print(f"iteration {iteration} took {took / 1e9:.3f} s", flush=True)
         self._after(iteration + 1)
 
     def __enter__(self) -> "IterationLog":
@@ -152,6 +160,7 @@ class IterationLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.tell()
         self._path.write_text("\n".join(self._lines) + "\n")
 
 
