@@ -426,7 +426,7 @@ class Hang:
     job: str
     since_ns: int  # the first rank began to wait
     until_ns: int  # 0: it goes on
-    reported_ns: int
+    reported_ns: int  # 0: ranks wait for longer than they ever did, but who is missing may only be late
     what: Hung
     collective: str  # "all-gather"
     sequence: int  # as PyTorch counts it on the ranks that wait; −1: not known

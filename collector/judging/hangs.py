@@ -38,6 +38,7 @@ _MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wai
 _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
 _SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
 _CHANGING = ("what", "why", "waiting", "missing")  # of a hang that has not ended
+_OF_WAIT = (*_CHANGING, "rank", "collective", "since_ns")
 _WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
 _OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes", "timeouts")
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
@@ -61,6 +62,7 @@ class _Job:
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank: when it last sent more than those that wait do
     any_flow_ns: int = 0  # when any rank sent something
     hang: Hang | None = None
+    wait: Hang | None = None  # that may become one
     sure_ns: int = 0  # when it last hung for a reason that no wait ends: waits of that time do not count
     pauses: dict[int, list[int]] = field(default_factory=dict)  # by rank: the longest between two calls, none a wait
     recent: deque[Hang] = field(default_factory=lambda: deque(maxlen=RECENT_HANGS))  # newest first; ended
@@ -105,7 +107,7 @@ class Hangs:
         store: Callable[[Hang], None],
         silent_s: Callable[[float], float],
     ) -> None:
-        """show: called with a job's hangs, newest first, whenever they change; store: called with a hang when it is
+        """show: called with a job's hangs, newest first, and a wait that may become one, whenever they change; store: called with a hang when it is
         reported and when it ends; silent_s: see Intake."""
         self._tables, self._sessions, self._show, self._store = tables, sessions, show, store
         self._silent_s = silent_s
@@ -118,7 +120,7 @@ class Hangs:
         now_ns = time.time_ns()
         for rows in self._tables.evidence.take_waits():
             self._take(rows, now_ns)
-        waiting = [name for name, job in self._jobs.items() if job.waits or job.hang]
+        waiting = [name for name, job in self._jobs.items() if job.waits or job.hang or job.wait]
         if not waiting or now_ns - self._checked_ns < _EVERY_NS:
             return
         self._checked_ns = now_ns
@@ -222,6 +224,11 @@ class Hangs:
         flow = now_ns - job.any_flow_ns < _FLOWING_NS
         known = Known(job.longest_ns, job.pause_ns, flow, self._cut(name, ranks, now_ns))
         found = judge(name, ranks, now_ns, known)
+        wait, found = (None, found) if found is None or found.reported_ns else (found, None)
+        if found:
+            job.wait = None
+        else:
+            self._take_wait(name, job, None if job.hang else wait)
         if found and (found.what in _NO_WAIT or (found.rank in ranks and is_inactive(ranks[found.rank]))):
             job.sure_ns = now_ns
         before = job.hang
@@ -256,13 +263,20 @@ class Hangs:
             job.hang = replace(found, reported_ns=before.reported_ns, since_ns=before.since_ns)
             self._shown(name, job)
 
+    def _take_wait(self, name: str, job: _Job, wait: Hang | None) -> None:
+        """Viewers see it; it is neither stored nor logged, and no trigger."""
+        before, job.wait = job.wait, wait
+        if (before is None) != (wait is None) or any(getattr(before, of) != getattr(wait, of) for of in _OF_WAIT if wait):
+            self._shown(name, job)
+
     def _report(self, name: str, job: _Job, hang: Hang) -> None:
         _log.warning(line(hang, format_moment))
         self._store(hang)
         self._shown(name, job)
 
     def _shown(self, name: str, job: _Job) -> None:
-        self._show(name, (*((job.hang,) if job.hang else ()), *job.recent)[:RECENT_HANGS])
+        now = job.hang or job.wait
+        self._show(name, (*((now,) if now else ()), *job.recent)[:RECENT_HANGS])
 
     def _count_flows(self, name: str, job: _Job, now_ns: int) -> None:
         """Note when the flows of each rank last had more than a trickle of bytes, and more than those of waiting ranks:

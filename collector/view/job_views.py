@@ -571,7 +571,7 @@ class Jobs:
             ),
             name=job.name,
             unclear=job.unclear,
-            hang=next((one for one in job.hangs if not one.until_ns), None),
+            hang=next((one for one in job.hangs if one.reported_ns and not one.until_ns), None),
         )
         return job.facts
 

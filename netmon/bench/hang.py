@@ -80,6 +80,8 @@ class Outcome:
     sequence: int  # of the collective that was called next; −1: not known
     ended_ns: int = 0  # it was undone, and the job resumed
     hang: Hang | None = None
+    wait: Hang | None = None  # that was shown first, when it could not be called a hang yet
+    shown_ns: int = 0  # when a viewer saw that wait
     ended_itself: bool = False  # the training failed before anything was reported
 
     @property
@@ -87,8 +89,22 @@ class Outcome:
         return (self.hang.reported_ns - self.begun_ns) / 1e9 if self.hang else None
 
     @property
+    def shown_s(self) -> float | None:
+        """Until the first wait or hang was shown."""
+        first_ns = min((at for at in (self.shown_ns, self.hang.reported_ns if self.hang else 0) if at), default=0)
+        return (first_ns - self.begun_ns) / 1e9 if first_ns else None
+
+    @property
     def right_rank(self) -> bool:
-        hang, kind = self.hang, self.injection.kind
+        return self._is_right(self.hang)
+
+    @property
+    def right_wait(self) -> bool:
+        """What was shown first names the right rank."""
+        return self._is_right(self.wait or self.hang)
+
+    def _is_right(self, hang: Hang | None) -> bool:
+        kind = self.injection.kind
         if hang is None or hang.what not in _EXPECTED[kind]:
             return False
         # Of a single connection on which nothing arrives either end may be cut off.
@@ -113,8 +129,10 @@ class Outcome:
             **document(self.injection),
             "begun_ns": self.begun_ns,
             "delay_s": self.delay_s,
+            "shown_s": self.shown_s,
             "right_rank": self.right_rank,
             "right_collective": self.right_collective,
+            "right_wait": self.right_wait,
             "ended_itself": self.ended_itself,
             "what": hang.what.name.lower() if hang else None,
             "reported": words(hang) if hang else None,
@@ -130,6 +148,9 @@ class KindResult:
     ended_itself: int
     delay_s_median: float | None
     delay_s_worst: float | None
+    right_wait: int
+    shown_s_median: float | None
+    shown_s_worst: float | None
 
 
 @dataclass
@@ -138,6 +159,7 @@ class HangResult:
     outcomes: list[Outcome] = field(default_factory=list)
     false: list[str] = field(default_factory=list)  # what was reported while nothing was injected
     undisturbed_s: float = 0.0
+    waits: list[str] = field(default_factory=list)  # shown meanwhile
     failed: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -158,25 +180,32 @@ class HangResult:
         columns = [
             *labels("kind"),
             *figures("injected", "reported", "right rank", "right collective", "median s", "worst s"),
+            *figures("shown right", "shown s", "worst shown s"),
         ]
         rows = [
             (
                 kind,
                 *map(str, (each.injected, each.reported, each.right_rank, each.right_collective)),
                 *(or_dash(s, "{:.1f}") for s in (each.delay_s_median, each.delay_s_worst)),
+                str(each.right_wait),
+                *(or_dash(s, "{:.1f}") for s in (each.shown_s_median, each.shown_s_worst)),
             )
             for kind, each in self.kinds.items()
         ]
-        yield table("what was injected, and what was reported", columns, rows)
+        note = "Shown: the first that a viewer saw, a hang or that ranks wait unusually long, and for whom."
+        yield table("what was injected, and what was reported", columns, rows, note)
         yield f"reported while nothing was done: {len(self.false)} in {self.undisturbed_s / 60:.1f} min"
         yield from self.false
+        yield f"waits shown meanwhile: {len(self.waits)}"
+        yield from self.waits
         for each in self.outcomes:
             one = each.injection
             if each.ended_itself and not each.hang:
                 yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself"
-            elif not (each.right_rank and each.right_collective):
-                said = f"reported: {words(each.hang)}" if each.hang else "nothing reported"
-                yield f"{one.run}, {one.kind} of rank {one.rank}, before {each.sequence}: {said}"
+            elif not (each.right_rank and each.right_collective and each.right_wait):
+                said = [f"shown: {words(each.wait)}"] if each.wait else []
+                said += [f"reported: {words(each.hang)}" if each.hang else "nothing reported"]
+                yield f"{one.run}, {one.kind} of rank {one.rank}, before {each.sequence}: {'; '.join(said)}"
         yield from self.failed
         if self.interrupted:
             yield "interrupted: this is what was there"
@@ -184,6 +213,7 @@ class HangResult:
 
 def _sum(own: Sequence[Outcome]) -> KindResult:
     times = [each.delay_s for each in own if each.delay_s is not None]
+    shown = [each.shown_s for each in own if each.shown_s is not None]
     return KindResult(
         injected=len(own) - sum(each.ended_itself and not each.hang for each in own),
         reported=len(times),
@@ -192,6 +222,9 @@ def _sum(own: Sequence[Outcome]) -> KindResult:
         ended_itself=sum(each.ended_itself for each in own),
         delay_s_median=statistics.median(times) if times else None,
         delay_s_worst=max(times, default=None),
+        right_wait=sum(each.right_wait for each in own),
+        shown_s_median=statistics.median(shown) if shown else None,
+        shown_s_worst=max(shown, default=None),
     )
 
 
@@ -219,6 +252,7 @@ class _Run:
         self._result = result
         self._order = folder / "order"
         self._reported: dict[int, Hang] = {}  # by the time of the report; as it was then
+        self._waits: dict[int, tuple[int, Hang]] = {}  # by their beginnings: when one was seen first, as it was then
         self._begun_ns = 0  # of an injection that is not over
 
     def do(self, plan: Sequence[Injection]) -> None:
@@ -289,6 +323,12 @@ class _Run:
                 self._result.false.append(words(hang))
             elif own[0].hang is None:
                 own[0].hang = hang
+        for shown_ns, wait in sorted(self._waits.values(), key=lambda each: each[0]):
+            own = [each for each in outcomes if each.begun_ns <= shown_ns <= each.ended_ns]
+            if own and own[0].wait is None and (own[0].hang is None or shown_ns < own[0].hang.reported_ns):
+                own[0].wait, own[0].shown_ns = wait, shown_ns
+            elif not own and not 0 < self._begun_ns <= shown_ns:
+                self._result.waits.append(words(wait))
 
     def _hangs(self) -> list[Hang]:
         jobs = watch_once(self._monitor.address, Selection()).jobs
@@ -300,7 +340,10 @@ class _Run:
     def _look(self) -> list[Hang]:
         found = self._hangs()
         for hang in found:
-            self._reported.setdefault(hang.reported_ns, hang)
+            if hang.reported_ns:
+                self._reported.setdefault(hang.reported_ns, hang)
+            else:
+                self._waits.setdefault(hang.since_ns, (time.time_ns(), hang))
         return found
 
     def _await(self, there: Callable[[], bool]) -> None:

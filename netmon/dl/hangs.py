@@ -19,6 +19,9 @@ missing rank does, because a report on a rank that is only late would be false:
 
 Who was last reported CURRENT_NS ago is not known to wait. A present rank is reported no sooner after its last call than
 1.5 × the pause that this job's ranks repeatedly make.
+
+Before that, once the wait is longer than this job's waits before, viewers are told that ranks wait, and for whom: a fact,
+and no hang yet. Then the rank may still be only late.
 """
 
 from collections import Counter
@@ -99,7 +102,7 @@ class _Missing(NamedTuple):
 
 
 def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> Hang | None:
-    """The hang of a job; None: there is none, or it is too early to say."""
+    """The hang of a job, or with reported_ns 0 a wait that may become one; None: there is neither."""
     ranks = _same_groups(ranks)
     current = {number: one for number, one in ranks.items() if now_ns - one.received_ns <= CURRENT_NS}
     waits = {number: work for number, one in current.items() if (work := _waited(one))}
@@ -109,13 +112,14 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
     if found is None:
         return None
     since_ns = min(waits[number].begun_ns for number in found.waiting)
+    due_ns = unusual_ns = since_ns + max(SURE_NS, known.longest_ns * 3 // 2)
     if found.what is Hung.NOT_ENTERED:
         culprit, what, due_ns = _culprit(ranks, found.missing, since_ns, known)
+        unusual_ns = max(unusual_ns, ranks[culprit].since_ns + known.pause_ns * 3 // 2)
         if what is Hung.NOT_ENTERED and is_inactive(ranks[culprit]) and _has_entered(ranks[culprit], found.work):
             what = Hung.STOPPED_IN_IT
     else:
         culprit, what = found.missing[0] if found.missing else -1, found.what
-        due_ns = since_ns + max(SURE_NS, known.longest_ns * 3 // 2)
         if what is Hung.CROSSWISE and not _is_collective(found.work):
             due_ns += SURE_NS  # the data may be on a link that is cut: that is seen by then
         if what is Hung.CUT_OFF:
@@ -126,12 +130,14 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
             if known.bytes_flow:
                 return None
             due_ns = since_ns + max(DISK_NS, 3 * known.longest_ns)
-    if now_ns < due_ns:
+    only_late = what is Hung.NOT_ENTERED and not is_inactive(ranks[culprit])
+    if now_ns < (min(due_ns, unusual_ns) if only_late else due_ns):
         return None
     missing = tuple(sorted(found.missing, key=lambda number: number != culprit))
     one = ranks.get(culprit)
     return Hang(
-        *(job, since_ns, 0, now_ns, what, operation_name(found.work.operation), found.work.sequence),
+        *(job, since_ns, 0, now_ns if now_ns >= due_ns else 0),
+        *(what, operation_name(found.work.operation), found.work.sequence),
         _group_name(found.work, max(r.size for r in ranks.values())),
         *(culprit, one.host if one else "", _why(ranks, found, culprit, now_ns), missing, found.waiting),
     )
@@ -526,4 +532,5 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
     if hang.what is Hung.ENDED:
         return f"{hang.job} ended at {moment(hang.until_ns)}: {whole}; {hang.why}"
     why = f"; {hang.why}" if hang.why and hang.what is not Hung.CROSSWISE else ""
-    return f"{hang.job} {'stood' if hang.until_ns else 'stands'} still: {whole}; {waits} {times}{why}"
+    stands = "stood still" if hang.until_ns else "stands still" if hang.reported_ns else "waits"
+    return f"{hang.job} {stands}: {whole}; {waits} {times}{why}"

@@ -93,12 +93,14 @@ def rows_of(found: Iterable[Incident], names: Mapping[str, str], now_ns: int, wi
 
 
 def hung(jobs: Iterable[JobView], names: Mapping[str, str], now_ns: int, width: int) -> list[Text]:
-    """The jobs that stand still now, in words."""
+    """The jobs that stand still now, or in which ranks wait unusually long, in words."""
     found = [replace(one, job=names.get(one.job, one.job)) for job in jobs for one in job.hangs if not one.until_ns]
     return [
         text
         for one in sorted(found, key=lambda one: one.since_ns)[:_MOST_HUNG]
-        for text in _hanging(hang_line(one, lambda ns: _moment(ns, now_ns)), width, 0, "bold red")
+        for text in _hanging(
+            hang_line(one, lambda ns: _moment(ns, now_ns)), width, 0, "bold red" if one.reported_ns else "yellow"
+        )
     ]
 
 

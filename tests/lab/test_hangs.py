@@ -91,10 +91,15 @@ def kill(ranks: list[Process]) -> None:
 
 def told(watched: Watched, job: str) -> Callable[[], Hang | None]:
     def look() -> Hang | None:
-        snapshot = watch_once(watched.monitor.address, Selection())
-        return next((hang for one in snapshot.jobs if one.job == job for hang in one.hangs if not hang.until_ns), None)
+        return next((hang for hang in shown(watched, job) if hang.reported_ns and not hang.until_ns), None)
 
     return look
+
+
+def shown(watched: Watched, job: str) -> tuple[Hang, ...]:
+    """Also a wait that is no hang yet."""
+    jobs = watch_once(watched.monitor.address, Selection()).jobs
+    return next((one.hangs for one in jobs if one.job == job), ())
 
 
 def awaited(watched: Watched, job: str) -> Hang:
@@ -187,13 +192,14 @@ def test_a_rank_that_ends(watched: Watched) -> None:
 
 
 @pytest.mark.long
-def test_of_a_rank_that_computes_for_twelve_seconds_nobody_is_told(watched: Watched) -> None:
+def test_a_rank_that_computes_for_twelve_seconds_is_waited_for_and_no_hang_is_reported(watched: Watched) -> None:
     with training(watched, "busy", 0, 29505) as ranks:
+        wait_for(lambda: bool(shown(watched, "busy")), seconds=60)
+        [wait] = shown(watched, "busy")
+        assert (wait.reported_ns, wait.rank, wait.why) == (0, 0, "it computes")
         for rank in ranks:
             rank.wait_output("done", 90)
-    assert not [
-        hang for hang in watch_once(watched.monitor.address, Selection()).jobs if hang.job == "busy" and hang.hangs
-    ]
+    assert not shown(watched, "busy")
 
 
 TRACER = "import ctypes, sys, time; ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0); time.sleep(10)"

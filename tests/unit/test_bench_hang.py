@@ -69,6 +69,7 @@ def test_the_result_says_what_was_not_right() -> None:
     lines = [part for part in result.shown() if isinstance(part, str)]
     assert lines == [
         "reported while nothing was done: 0 in 1.0 min",
+        "waits shown meanwhile: 0",
         "run, sleep of rank 1, before 9: nothing reported",
     ]
     found = document(result)

@@ -50,7 +50,7 @@ def reported_after(ranks: dict[int, RankNow], **known: Any) -> tuple[int, Hang |
     for second in range(300):
         now_ns = T0 + second * S
         there = {number: replace(one, received_ns=now_ns) if waits(one) else one for number, one in ranks.items()}
-        if hang := judge("a", there, now_ns, Known(**known)):
+        if (hang := judge("a", there, now_ns, Known(**known))) and hang.reported_ns:
             return second, hang
     return -1, None
 
@@ -63,7 +63,7 @@ def test_who_has_not_been_reported_for_long_is_not_known_to_wait() -> None:
     """The reports of an agent that was cut off come late."""
     computes = late(progress_ns=T0 + 200 * S, received_ns=T0 + 200 * S)
     assert reported_after(others(3) | {3: computes})[0] * S == PATIENCE_NS
-    assert judge("a", others(3) | {3: computes}, T0 + PATIENCE_NS + S, Known()) is None
+    assert judge("a", others(3) | {3: computes}, T0 + PATIENCE_NS + S, Known()) is None  # nor a wait
     stopped = others(3) | {3: late(state=ProcessState.STOPPED)}
     assert judge("a", stopped, T0 + 10 * S, Known()) is not None
     assert judge("a", stopped, T0 + 30 * S, Known()) is None
@@ -114,6 +114,23 @@ def test_what_the_job_has_waited_for_before_is_no_hang() -> None:
     assert reported_after(asleep, longest_ns=20 * S)[0] == 30
     assert reported_after(busy, longest_ns=40 * S)[0] == 120
     assert reported_after(others(3) | {3: late(state=ProcessState.STOPPED)}, longest_ns=20 * S)[0] * S == SURE_NS
+
+
+@pytest.mark.parametrize("known", [{"state": ProcessState.RUNS}, {"state": ProcessState.DISK}, {"io_bytes": 1 << 20}])
+def test_a_wait_that_is_no_hang_yet_is_told(known: dict[str, object]) -> None:
+    ranks = others(3) | {3: late(**known)}
+    assert judge("a", ranks, T0 + SURE_NS - 1, Known()) is None
+    wait = judge("a", ranks, T0 + SURE_NS, Known())
+    assert wait is not None
+    assert (wait.what, wait.rank, wait.waiting, wait.reported_ns) == (Hung.NOT_ENTERED, 3, (0, 1, 2), 0)
+    assert line(wait, lambda ns: f"{ns // S}").startswith("a waits: rank 3 on h3 has not entered all-reduce 8 of")
+    assert judge("a", ranks, T0 + SURE_NS, Known(longest_ns=10 * S)) is None  # it has waited so long before
+    assert judge("a", ranks, T0 + SURE_NS, Known(pause_ns=10 * S)) is None
+
+
+def test_of_who_is_gone_or_silent_nothing_is_told_before_it_is_sure() -> None:
+    for known in ({"left_ns": T0 + 2 * S}, {"silent_ns": T0 + 2 * S}):
+        assert judge("a", others(3) | {3: late(**known)}, T0 + SURE_NS + S, Known()) is None
 
 
 def test_one_that_gets_on_may_be_what_the_other_waits_for() -> None:

@@ -94,7 +94,8 @@ def test_a_hang_is_shown_and_stored_when_it_begins_and_when_it_is_over() -> None
     [told] = collector.stored
     assert (told.what, told.rank, told.host, told.waiting) == (Hung.NOT_ENTERED, 2, "h2", (0, 1))
     assert (told.since_ns, told.until_ns) == (collector.begun_ns, 0)
-    assert collector.shown == [(told,)]
+    [(waits,), (shown,)] = collector.shown
+    assert (waits.rank, waits.reported_ns, shown) == (2, 0, told)  # before it had been looked at twice
     assert collector.hangs.current() == [told]
     collector.tick()
     assert len(collector.stored) == 1
@@ -105,6 +106,21 @@ def test_a_hang_is_shown_and_stored_when_it_begins_and_when_it_is_over() -> None
     assert (over.rank, over.since_ns, over.until_ns) == (2, told.since_ns, collector.begun_ns + 9 * S)
     assert collector.shown[-1] == (over,)
     assert collector.hangs.current() == []
+
+
+def test_a_rank_that_computes_is_told_to_be_waited_for_and_nothing_is_stored() -> None:
+    collector = Collector()
+    collector.stands_still(state=int(ProcessState.RUNS), cpu_ns=2 * S)
+    assert collector.stored == collector.hangs.current() == []
+    [(wait,)] = collector.shown
+    assert (wait.rank, wait.why, wait.reported_ns, wait.until_ns) == (2, "it computes", 0, 0)
+    collector.tick()
+    assert len(collector.shown) == 1
+    for rank in range(SIZE):
+        collector.tell(rank, 9, 8, WAITED, quiet=False)
+    collector.tick()
+    assert collector.shown[1:] == [()]
+    assert collector.stored == []
 
 
 def test_a_job_that_cannot_be_judged_is_left_out_and_the_others_go_on(monkeypatch, caplog) -> None:

@@ -205,6 +205,8 @@ def test_a_job_that_stands_still_is_the_first_line(size: tuple[int, int]) -> Non
     top = " ".join(drawn(arrange(hung), PLAIN, 100, 100).split())
     assert words in top
     assert top.index(words) < top.index("slower since")
+    waits = replace(hung, jobs=(replace(job, hangs=(replace(HANG, reported_ns=0),)),))
+    assert "resnet waits: rank 3 on h7 has not" in drawn(arrange(waits), PLAIN, 100, 100)
     over = replace(hung, jobs=(replace(job, hangs=(replace(HANG, until_ns=NOW_NS),)),))
     assert "still" not in drawn(arrange(over), PLAIN, 100, 100)
 

@@ -70,6 +70,10 @@ def test_a_job_that_stands_still_is_told_of() -> None:
     [line] = json.loads(json.dumps(Answers(source).jobs()))["hangs"]
     assert line[0].startswith("a<b>\ufffd stands still: rank 1 on h1 is gone")
     assert line[1] == str(BEGIN_NS // 10**9 * 10**9)
+    source.hangs = (replace(hang, what=Hung.NOT_ENTERED, reported_ns=0),)
+    told = Answers(source).jobs()
+    assert told["hangs"] == []
+    assert told["waits"][0][0].startswith("a<b>\ufffd waits: rank 1 on h1 has not entered")
 
 
 def test_names_with_markup_and_control_signs_are_text() -> None:

@@ -192,8 +192,11 @@ def test_a_job_that_stands_still_is_on_top(browser: Any) -> None:
         assert first.startswith("job-000 stands still: rank 3 on h7 has not entered all-reduce 41; 3 ranks wait since ")
         assert first.endswith("; it is in disk I/O")
         assert "well" not in page.inner_text("#answers")
+        source.hangs = (replace(source.hangs[0], reported_ns=0),)
+        page.wait_for_selector("#answers .answer.now", state="detached")
+        assert page.inner_text("#answers > :first-child").startswith("job-000 waits: rank 3 on h7 has not entered")
         source.hangs = ()
-        page.wait_for_function("() => !document.getElementById('answers').textContent.includes('stands still')")
+        page.wait_for_function("() => !document.getElementById('answers').textContent.includes('has not entered')")
         assert page.wrong == []
 
 

@@ -27,8 +27,9 @@ export function strip(node, reply, incidents, open) {
     : reply.all === 1 ? `${reply.jobs[0].name} is well: ${pace(reply.jobs[0])}`
     : `all ${reply.all.toLocaleString("en")} jobs are well`;
   const still = (reply.hangs ?? []).map((line) => element("p", { class: "answer now", role: "alert" }, element("b", {}, inWords(line))));
-  shown.unshift(...still);
-  if (text && !still.length) shown.push(element("p", { class: reply.all ? "well" : "note" }, reply.all ? `✓ ${text}` : text));
+  const waits = (reply.waits ?? []).map((line) => element("p", { class: "answer" }, inWords(line)));
+  shown.unshift(...still, ...waits);
+  if (text && !still.length && !waits.length) shown.push(element("p", { class: reply.all ? "well" : "note" }, reply.all ? `✓ ${text}` : text));
   carried(document.getElementById("pairs"), reply.pairs ?? []);
   const key = shown.map((one) => one.textContent + one.className).join("\n");
   if (node.dataset.shown === key) return; // what has the focus keeps it
