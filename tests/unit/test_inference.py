@@ -94,6 +94,47 @@ def test_equal_blocks_in_step_are_mistaken_for_iterations_only_at_first():
     assert np.abs(late - begun[8:]).max() <= MS
 
 
+def of_layers(wire, volumes, pause_ms, between_ms, steps=14, first_ms=0.0):
+    """All-gathers forward, and backward with as many reduce-scatters; when each step began.
+
+    between_ms: between the passes, and between steps.
+    """
+    flows, begun, now = [wire.flow(edge) for edge in ring("1", "2", "3")], [], first_ms * MS
+    backward = [(volume, pause) for volume in volumes[::-1] for pause in (2 * pause_ms, pause_ms / 2)]
+    for _ in range(steps):
+        begun.append(START + now)
+        for last, passed in zip(between_ms, ([(volume, pause_ms) for volume in volumes], backward), strict=True):
+            for volume, pause in passed:
+                now = max(wire.send(flow, now, volume) for flow in flows) + pause * MS * wire.random.normal(1, 0.05)
+            now += last * MS
+    return np.array(begun)
+
+
+@pytest.mark.parametrize(("count", "pause_ms", "step_ms"), [(12, 4, 30), (24, 2, 60), (40, 4, 30), (64, 6, 100)])
+def test_layers_are_not_steps_however_many_they_are(count, pause_ms, step_ms):
+    wire = Wire()
+    begun = of_layers(wire, [1_200_000] * count, pause_ms, (0, step_ms))
+    said = replay(wire, after_s=15)
+    assert_same_iterations(said, begun[: len(said.starts())])  # the last one is not over yet
+    assert len(said.starts()) >= len(begun) - 1
+
+
+def test_steps_begin_where_the_flows_began_though_ranks_compute_for_longest_in_the_midst():
+    wire = Wire()
+    volumes = np.random.default_rng(1).integers(200_000, 3_000_000, 16).tolist()
+    begun = of_layers(wire, volumes, 5, (60, 5), first_ms=3_000)  # the hosts were watched before
+    assert_same_iterations(replay(wire, after_s=15, watched=True), begun)
+
+
+@pytest.mark.parametrize("longer", [(5,), (20,), (5, 40), (3, 60, 61)])
+def test_a_job_of_short_steps_is_found_though_some_took_longer(longer):
+    wire = Wire()
+    compute_ms = wire.random.normal(20, 2, 300)
+    compute_ms[[*longer]] = 2_000
+    begun = wire.train(ring("1", "2", "3"), compute_ms, volume=600_000, blocks=1)
+    assert_same_iterations(replay(wire, after_s=15), begun)
+
+
 def test_long_pauses_of_a_busy_host_are_not_those_between_steps():
     wire = Wire()
     compute_ms = np.full(100, 50)

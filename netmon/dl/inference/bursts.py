@@ -305,6 +305,7 @@ _TYPICAL = 0.25  # quantile of a chain's pauses
 SHORT = 0.5
 """Of the typical pause before an iteration, or of another chain's: what is less is no such pause."""
 _AS_FAR = 0.5  # as another chain reaches back
+_MORE, _SURELY = 1.5, np.log(1e-4)  # times the bytes that recur; of a chain of more, how likely it is chance at most
 
 
 _LOOKED_BACK, _LATER, _FROM = 256, 128, 4
@@ -417,7 +418,8 @@ def repetition(rows: Table, now_ns: int) -> Repetition | None:
     chains = [chain for points in _points(pauses) for chain in _chains(levels, pauses, points)]
     step = recurring_volume(rows) if chains else 0.0
     if step:
-        chains = [chain for chain in chains if abs(chain.volume - step) <= VOLUME_TOLERANCE * step]
+        alike = [chain for chain in chains if abs(chain.volume - step) <= VOLUME_TOLERANCE * step]
+        chains = [*alike, *_longer(chains, alike, step)]
     chain = _best(chains)
     if chain is None:
         return None
@@ -459,6 +461,22 @@ def _points(pauses: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         if len(points) > INTERVALS and not (found and np.array_equal(points, found[-1])):
             found.append(points)
     return found
+
+
+def _longer(chains: list[_Chain], alike: list[_Chain], step: float) -> list[_Chain]:
+    """Chains of more bytes, before whose points all pause for longer than before those of the chains that are alike.
+
+    The last bursts may all be blocks of one step, as the all-gathers of a model's many layers: then these recur.
+    """
+    pause, reach = (max((getattr(chain, name) for chain in alike), default=0) for name in ("pause_ns", "reach"))
+    return [
+        chain
+        for chain in chains
+        if chain.volume > _MORE * step
+        and SHORT * chain.pause_ns > pause
+        and chain.reach >= _AS_FAR * reach
+        and chain.log_chance < _SURELY
+    ]
 
 
 def _best(chains: list[_Chain]) -> _Chain | None:

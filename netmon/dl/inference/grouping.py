@@ -11,6 +11,7 @@ import numpy.typing as npt
 from netmon.dl.inference.bursts import (
     INTERVALS,
     SEGMENT_BYTES,
+    SHORT,
     VOLUME_TOLERANCE,
     Bursts,
     Candidate,
@@ -39,6 +40,9 @@ _SAME_STEP = 0.05
 MOST_PARTS = 16  # of a step, that may be taken for steps
 _MET = 0.9  # of the steps begin with a burst
 _SURE_OF_STEP = 3  # of the first ones, all do
+_TYPICAL = 0.25  # quantile of the pauses before steps
+_MANY_BURSTS, _SAME = 8, 0.35  # of the first step; of them, that are in another one
+_SAME_BURSTS, _SAME_LEVEL = 8, 1e-4  # segments and share of the volume that they may be off
 _OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the longest
 
 
@@ -84,14 +88,48 @@ def _of_step(candidate: Candidate, period_ns: float) -> float:
     return candidate.repetition.volume * times if fits else 0.0
 
 
-def beginnings(rows: Table, volume: float) -> npt.NDArray[np.int64]:
-    """Bursts that begin steps of so many bytes, from the first one on that repeats itself all the time; ascending."""
+def from_the_beginning(flows: Sequence[Candidate], whole: Repetition, resolution_ns: int) -> Repetition | None:
+    """The same steps, each from the burst with which the flows began; None: that is not clear, or they are so already.
+
+    Where layers differ much, ranks compute for longest in the midst of a step.
+    """
+    if not all(c.fresh and not c.bursts.forgetful for c in flows):
+        return None
+    rows = together([c.bursts.rows for c in flows], resolution_ns)
+    if not _is_as_the_first(rows["level"], whole.volume):
+        return None
+    found = beginnings(rows, whole.volume, INTERVALS)
+    if not len(found) or np.isin(whole.onsets_ns, rows["start_ns"][found]).any():
+        return None
+    pause_ns = float(np.quantile(pauses_before(rows)[found[1:]], _TYPICAL))
+    return Repetition(whole.volume, rows["start_ns"][found], rows["level"][found], pause_ns)
+
+
+def _is_as_the_first(level: npt.NDArray[np.int64], volume: int) -> bool:
+    """Whether one of the next steps consists of the same bursts as the first so many bytes, and these are many."""
+    first, slack = level[level < volume], _SAME_BURSTS * SEGMENT_BYTES + _SAME_LEVEL * volume
+    if len(first) < _MANY_BURSTS:
+        return False
+    for step in range(1, 1 + _SURE_OF_STEP):
+        wanted = first + step * volume
+        after = np.clip(level.searchsorted(wanted), 1, len(level) - 1)
+        near = np.minimum(np.abs(level[after] - wanted), np.abs(level[after - 1] - wanted))
+        if (near <= slack).mean() >= _SAME:
+            return True
+    return False
+
+
+def beginnings(rows: Table, volume: float, least: int = _LEAST_STEPS) -> npt.NDArray[np.int64]:
+    """Bursts that begin steps of so many bytes, from the first one on that repeats itself all the time; ascending.
+
+    least: steps.
+    """
     level = rows["level"].astype(np.float64)
     slack = max(VOLUME_TOLERANCE / 2 * volume, SEGMENT_BYTES)
-    last = level.searchsorted(level[-1] - _LEAST_STEPS * volume)
+    last = level.searchsorted(level[-1] - least * volume, "right")
     for first in range(int(last)):
         found, met = _chain(level, first, volume, slack)
-        if len(met) >= _LEAST_STEPS and all(met[:_SURE_OF_STEP]) and sum(met) >= _MET * len(met):
+        if len(met) >= least and all(met[:_SURE_OF_STEP]) and sum(met) >= _MET * len(met):
             found[0] = int(level.searchsorted(level[first] + slack, side="right")) - 1
             return np.array(found, np.int64)
         if level[first] > level[0] + 2 * volume:
@@ -583,10 +621,10 @@ def _of_part(
     if whole is None and len(part) <= _MOST_COMPARED:
         whole = _staggered(part)
     if whole or len(part) > _MOST_COMPARED:
-        return [group for group in [whole] if group and not _may_be_part(group, part, resolution_ns)]
+        return [group for group in [whole] if group and not _may_be_part(group, part, now_ns, resolution_ns)]
     alike = (flows for by_period in _by_period(part) for flows in connected(by_period))
     found = (_group(flows, at_hosts, separate, now_ns, resolution_ns) for flows in alike)
-    return [group for group in found if group and not _may_be_part(group, part, resolution_ns)]
+    return [group for group in found if group and not _may_be_part(group, part, now_ns, resolution_ns)]
 
 
 def _staggered(flows: Sequence[Candidate]) -> Group | None:
@@ -607,38 +645,57 @@ def _counted(flows: Sequence[Candidate]) -> Repetition | None:
 
 
 SHORT_NS, _LONG_ENOUGH_NS = 150_000_000, 400_000_000  # of what may be a layer's or a micro-batch's; seen for so long
+_LAYER_NS, _STEP_SEEN_NS = 50_000_000, 5_000_000_000  # what is shorter is mostly a layer; by then a step's end was seen
 _UNEVEN = 2.2  # times the shortest pause
 _IRREGULAR = 3.5  # times the shortest
 _MANY_PARTS = 100
 _RARE = 0.1  # of the pauses: long ones that a busy host may have made
+_OVER, _UNBROKEN = 3, 64  # without a long pause: times the longest way between two of them, and repetitions, at least
 _RECURS, _TO_TELL, _MOST_LONG = 0.6, 5, 256  # of the long pauses; so many of them at least, and at most
 
 
-def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -> bool:
-    """Whether its repetitions may be parts of longer ones: short, and the pauses before them differ or do not recur."""
+def _may_be_part(group: Group, flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> bool:
+    """Whether its repetitions may be parts of longer ones, as a model's layers are of steps.
+
+    They are short and have not been seen for so long that the end of a step should be among them; the pauses before
+    them differ, or do not recur; or the longest pauses of all do, or are too few to tell, unless there has been none
+    for long.
+    """
     own = group.repetition
     if len(own.onsets_ns) > _MANY_PARTS:
         return False
     intervals = np.diff(own.onsets_ns)
     if not group.starts and len(intervals) < _SURE and intervals.max() > _IRREGULAR * intervals.min():
         return True
+    if group.starts and now_ns - own.onsets_ns[0] < _STEP_SEEN_NS and _counts_parts(group, flows):
+        return True
     if own.period_ns >= SHORT_NS:
         return False
-    if int(own.onsets_ns[-1] - own.onsets_ns[0]) < _LONG_ENOUGH_NS:
-        return True
     known = [c.bursts.rows for c in flows if c.flow in group.flows]
-    rows = together(known, resolution_ns)
-    if group.starts:
-        return not recurs(rows, own.volume)
-    pauses = pauses_before(rows)
-    before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
-    uneven_ns = _UNEVEN * int(before.min())
-    if before.max() <= uneven_ns:
-        return False
-    if (before > uneven_ns).mean() > _RARE or not recurs(rows, own.volume):
+    whole = together(known, resolution_ns)
+    rows = whole[whole["start_ns"].searchsorted(max(each["start_ns"][0] for each in known)) :]
+    if now_ns - rows["start_ns"][0] < (_LONG_ENOUGH_NS if own.period_ns >= _LAYER_NS else _STEP_SEEN_NS):
         return True
-    all_known = rows["start_ns"] >= max(each["start_ns"][0] for each in known)
-    return _may_be_regular(rows["level"][all_known & (pauses > uneven_ns)], own.volume)
+    if group.starts:
+        return not recurs(whole, own.volume)
+    pauses, level = pauses_before(rows), rows["level"]
+    before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
+    long = 1 + np.flatnonzero(pauses[1:] > _UNEVEN * int(before.min()))
+    if not len(long):
+        return False
+    if len(long) * own.volume > _RARE * (level[-1] - level[0]) or not recurs(whole, own.volume):
+        return True
+    long = long[pauses[long] >= SHORT * pauses[long].max()]
+    passed = np.diff(np.concatenate((level[:1], level[long], level[-1:])))
+    if passed[-1] > max(_OVER * passed[:-1].max(), _UNBROKEN * own.volume):
+        return False
+    return _may_be_regular(level[long], own.volume)
+
+
+def _counts_parts(group: Group, flows: Sequence[Candidate]) -> bool:
+    """Whether flows repeat themselves more than once in a step that was counted."""
+    own = (c.repetition for c in flows if c.repetition and c.flow in group.flows)
+    return any(repetition.period_ns < SHORT * group.repetition.period_ns for repetition in own)
 
 
 def _may_be_regular(levels: npt.NDArray[np.int64], volume: int) -> bool:

@@ -120,6 +120,7 @@ class Job:
         self._number = 0
         self._staggered = False  # its flows begin and end at times of their own
         self.one_phase = False  # all its flows pause once in each iteration, and no more
+        self.pauses_within = False  # for longer in the midst of an iteration than before it
         self._begun: deque[int] = deque(maxlen=_REMEMBERED)  # when the last iterations did
         self._grouped = 0  # iterations when its groups are to be looked for next
         self._reviewed = 0  # iterations when it was last checked whether it is one job
@@ -153,7 +154,7 @@ class Job:
             return []
         seldom = found.volume > MOST_PARTS * self.volume and self.period_ns >= SHORT_NS  # it writes a checkpoint, say
         after_longer_pauses = self._baseline_ns < SHORT**2 * found.pause_ns and not seldom
-        if not (after_longer_pauses or self._are_parts(rows, found)):
+        if not ((after_longer_pauses and not self.pauses_within) or self._are_parts(rows, found)):
             return []
         self._after_ns, self._open = self.last_ns, None
         return self.begin(found, bursts)

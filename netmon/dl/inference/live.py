@@ -27,6 +27,7 @@ from netmon.dl.inference.grouping import (
     Group,
     addresses,
     are_split,
+    from_the_beginning,
     groups,
     joined,
     pauses_often,
@@ -740,7 +741,9 @@ class Inference:
                 if not begun and len(group.repetition.onsets_ns) <= _PATIENCE:
                     self._jobs.remove(job)
                     continue
-            iterations += job.begin(group.repetition, self._bursts, begun)
+            shifted = None if begun else from_the_beginning(own, group.repetition, self._resolution_ns)
+            job.one_phase, job.pauses_within = job.one_phase and shifted is None, shifted is not None
+            iterations += job.begin(shifted or group.repetition, self._bursts, begun)
             iterations += job.follow(self._bursts, until_ns)
         return iterations
 

@@ -9,7 +9,7 @@ knows nothing of netmon. Computing is a wait.
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from script import (  # type: ignore[import-not-found]
     Pauses,
     layer_sizes,
     options,
+    read_layers,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch_script import build_model, torch_hangs  # type: ignore[import-not-found]
 
 _FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS, _BLOCKS = 4, 4, 2, 4
+_MOST_UNITS = 48  # that are gathered each by itself
 _WIDTH = 64
 _EXCHANGES, _FLOAT = 4, 4  # of a layer of experts, there and back in both passes; bytes
 
@@ -61,9 +63,13 @@ class Calls:
         return noted
 
 
-def fsdp(parameters: int, compute_s: float) -> Step:
-    """PyTorch's fully_shard: an all-gather of parameters per layer, forward and backward; gradients scattered."""
-    model = build_model(layer_sizes(parameters, _FSDP_LAYERS))
+def fsdp(parameters: int, compute_s: float, layers: Sequence[int] = (), backward_share: float = 0.0) -> Step:
+    """PyTorch's fully_shard: an all-gather of parameters per layer, forward and backward; gradients scattered.
+
+    layers: parameters of each; so many in a row are gathered at once that there are at most _MOST_UNITS.
+    """
+    model = build_model(_units(layers) if layers else layer_sizes(parameters, _FSDP_LAYERS))
+    forward_s, backward_s = (share * compute_s / len(model) for share in (1 - backward_share, backward_share))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
         fully_shard(layer, mesh=mesh)
@@ -73,12 +79,23 @@ def fsdp(parameters: int, compute_s: float) -> Step:
         optimizer.zero_grad()
         batch = torch.randn(1, 1)
         for layer in model:
-            time.sleep(compute_s / _FSDP_LAYERS)
+            time.sleep(forward_s)
             batch = layer(batch).mean(dim=1, keepdim=True) + batch
+            if backward_s:
+                batch.register_hook(lambda _: time.sleep(backward_s))
         batch.pow(2).mean().backward()
         optimizer.step()
 
     return step
+
+
+def _units(layers: Sequence[int]) -> list[int]:
+    least, units = -(-sum(layers) // _MOST_UNITS), [0]
+    for size in layers:
+        units[-1] += size
+        if units[-1] >= least:
+            units.append(0)
+    return [size for size in units if size]
 
 
 def pipeline(parameters: int, compute_s: float) -> Step:
@@ -247,7 +264,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, metric = int(os.environ["RANK"]), torch.zeros(1)
     pauses, hangs = Pauses(args.pauses, rank), torch_hangs(args.hangs, rank, args.kind == "tensor")
-    step, calls = KINDS[args.kind](args.params, args.compute), Calls()
+    sized = (read_layers(args.layers, args.params) if args.layers else (), args.backward_share)
+    step = KINDS[args.kind](args.params, args.compute, *(sized if args.kind == "fsdp" else ()))
+    calls = Calls()
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
             calls.first_ns, start = 0, time.monotonic_ns()
