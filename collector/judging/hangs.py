@@ -107,8 +107,8 @@ class Hangs:
         store: Callable[[Hang], None],
         silent_s: Callable[[float], float],
     ) -> None:
-        """show: called with a job's hangs, newest first, and a wait that may become one, whenever they change; store: called with a hang when it is
-        reported and when it ends; silent_s: see Intake."""
+        """show: called with a job's hangs, newest first, and a wait that may become one, whenever they change; store:
+        called with a hang when it is reported and when it ends; silent_s: see Intake."""
         self._tables, self._sessions, self._show, self._store = tables, sessions, show, store
         self._silent_s = silent_s
         self._jobs: dict[str, _Job] = {}
@@ -266,7 +266,8 @@ class Hangs:
     def _take_wait(self, name: str, job: _Job, wait: Hang | None) -> None:
         """Viewers see it; it is neither stored nor logged, and no trigger."""
         before, job.wait = job.wait, wait
-        if (before is None) != (wait is None) or any(getattr(before, of) != getattr(wait, of) for of in _OF_WAIT if wait):
+        told, tells = ([getattr(one, name) for name in _OF_WAIT] if one else [] for one in (before, wait))
+        if told != tells:
             self._shown(name, job)
 
     def _report(self, name: str, job: _Job, hang: Hang) -> None:

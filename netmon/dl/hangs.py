@@ -20,8 +20,8 @@ missing rank does, because a report on a rank that is only late would be false:
 Who was last reported CURRENT_NS ago is not known to wait. A present rank is reported no sooner after its last call than
 1.5 × the pause that this job's ranks repeatedly make.
 
-Before that, once the wait is longer than this job's waits before, viewers are told that ranks wait, and for whom: a fact,
-and no hang yet. Then the rank may still be only late.
+Before that, once the wait is longer than this job's waits before, viewers are told that ranks wait, and for whom: a
+fact, and no hang yet. Then the rank may still be only late.
 """
 
 from collections import Counter
@@ -135,9 +135,9 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
         return None
     missing = tuple(sorted(found.missing, key=lambda number: number != culprit))
     one = ranks.get(culprit)
+    reported_ns = now_ns if now_ns >= due_ns else 0
     return Hang(
-        *(job, since_ns, 0, now_ns if now_ns >= due_ns else 0),
-        *(what, operation_name(found.work.operation), found.work.sequence),
+        *(job, since_ns, 0, reported_ns, what, operation_name(found.work.operation), found.work.sequence),
         _group_name(found.work, max(r.size for r in ranks.values())),
         *(culprit, one.host if one else "", _why(ranks, found, culprit, now_ns), missing, found.waiting),
     )

@@ -105,8 +105,8 @@ class Answers:
             for job, pairs in sorted(state.pairs.items())[:_MOST_JOBS]
         ]
         for name, reported in (("hangs", True), ("waits", False)):
-            own = [hang for hang in state.hangs if bool(hang.reported_ns) is reported]
-            self._jobs[name] = [_pieces(hang_line(hang, _marked)) for hang in own[:_MOST_JOBS]]
+            told = [hang for hang in state.hangs if bool(hang.reported_ns) is reported]
+            self._jobs[name] = [_pieces(hang_line(hang, _marked)) for hang in told[:_MOST_JOBS]]
 
     def _row(self, name: str, step: _Step, found: Sequence[Incident], now_ns: int) -> dict[str, Any]:
         """now_ns: 0 where nothing goes on."""
