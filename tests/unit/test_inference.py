@@ -110,7 +110,9 @@ def of_layers(wire, volumes, pause_ms, between_ms, steps=14, first_ms=0.0):
     return np.array(begun)
 
 
-@pytest.mark.parametrize(("count", "pause_ms", "step_ms"), [(12, 4, 30), (24, 2, 60), (40, 4, 30), (64, 6, 100)])
+@pytest.mark.parametrize(
+    ("count", "pause_ms", "step_ms"), [(12, 4, 30), (24, 2, 60), (40, 4, 30), (48, 4, 12), (64, 6, 100)]
+)
 def test_layers_are_not_steps_however_many_they_are(count, pause_ms, step_ms):
     wire = Wire()
     begun = of_layers(wire, [1_200_000] * count, pause_ms, (0, step_ms))

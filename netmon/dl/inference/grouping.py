@@ -8,19 +8,16 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import (
+from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
+from netmon.dl.inference.repetition import (
     INTERVALS,
-    SEGMENT_BYTES,
-    SHORT,
     VOLUME_TOLERANCE,
-    Bursts,
     Candidate,
-    Edge,
     Repetition,
-    pauses_before,
+    recurring_volume,
     recurs,
     repetition,
-    together,
+    steps_of_blocks,
 )
 from netmon.dl.inference.types import TrafficGroup
 from netmon.records import Table
@@ -646,10 +643,12 @@ def _counted(flows: Sequence[Candidate]) -> Repetition | None:
 
 SHORT_NS, _LONG_ENOUGH_NS = 150_000_000, 400_000_000  # of what may be a layer's or a micro-batch's; seen for so long
 _LAYER_NS, _STEP_SEEN_NS = 50_000_000, 5_000_000_000  # what is shorter is mostly a layer; by then a step's end was seen
+_LONGER = 3.5  # times the bytes: in less, equal steps may seem to recur by chance
 _UNEVEN = 2.2  # times the shortest pause
 _IRREGULAR = 3.5  # times the shortest
 _MANY_PARTS = 100
 _RARE = 0.1  # of the pauses: long ones that a busy host may have made
+_ALL_ALONG, _MISSED = 0.75, 2  # of all bytes known, what has repeated itself at least; beginnings one after the other
 _OVER, _UNBROKEN = 3, 64  # without a long pause: times the longest way between two of them, and repetitions, at least
 _RECURS, _TO_TELL, _MOST_LONG = 0.6, 5, 256  # of the long pauses; so many of them at least, and at most
 
@@ -662,12 +661,12 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], now_ns: int, resoluti
     for long.
     """
     own = group.repetition
+    if group.starts and (now_ns - own.onsets_ns[0] < _STEP_SEEN_NS or _counts_parts(group, flows)):
+        return True
     if len(own.onsets_ns) > _MANY_PARTS:
         return False
     intervals = np.diff(own.onsets_ns)
     if not group.starts and len(intervals) < _SURE and intervals.max() > _IRREGULAR * intervals.min():
-        return True
-    if group.starts and now_ns - own.onsets_ns[0] < _STEP_SEEN_NS and _counts_parts(group, flows):
         return True
     if own.period_ns >= SHORT_NS:
         return False
@@ -680,6 +679,8 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], now_ns: int, resoluti
         return not recurs(whole, own.volume)
     pauses, level = pauses_before(rows), rows["level"]
     before = pauses[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
+    if steps_of_blocks(rows, own.volume, 2) or _reach(rows, pauses, own) < _ALL_ALONG * (level[-1] - level[0]):
+        return True
     long = 1 + np.flatnonzero(pauses[1:] > _UNEVEN * int(before.min()))
     if not len(long):
         return False
@@ -693,9 +694,29 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], now_ns: int, resoluti
 
 
 def _counts_parts(group: Group, flows: Sequence[Candidate]) -> bool:
-    """Whether flows repeat themselves more than once in a step that was counted."""
-    own = (c.repetition for c in flows if c.repetition and c.flow in group.flows)
-    return any(repetition.period_ns < SHORT * group.repetition.period_ns for repetition in own)
+    """Whether a step that was counted is less than what a flow repeats itself in."""
+    for c in flows:
+        if c.flow in group.flows:
+            share = float(np.median(np.diff([levels[c.flow] for _, levels in group.starts])))
+            if recurring_volume(c.bursts.rows) > _LONGER * share:
+                return True
+    return False
+
+
+def _reach(rows: Table, pauses: npt.NDArray[np.int64], own: Repetition) -> int:
+    """Bytes from the last beginning back to the first one after which all has repeated itself; one may be missing."""
+    level, volume = rows["level"], own.volume
+    slack, baseline_ns = max(VOLUME_TOLERANCE * volume, SEGMENT_BYTES), SHORT * own.pause_ns
+    at = last = int(own.levels[-1])
+    missed = 0
+    while missed < _MISSED and at - volume * (missed + 1) >= level[0] - slack:
+        near = slice(*level.searchsorted((at - volume * (missed + 1) - slack, at - volume * (missed + 1) + slack)))
+        met = near.start + np.flatnonzero(pauses[near] >= baseline_ns)
+        if len(met):
+            at, missed = int(level[met[0]]), 0
+        else:
+            missed += 1
+    return last - at
 
 
 def _may_be_regular(levels: npt.NDArray[np.int64], volume: int) -> bool:

@@ -9,21 +9,9 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import (
-    INTERVALS,
-    SEGMENT_BYTES,
-    SHORT,
-    Bursts,
-    Edge,
-    Repetition,
-    beginning,
-    one_differs,
-    pauses_before,
-    recurs,
-    repetition,
-    together,
-)
+from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
 from netmon.dl.inference.grouping import MOST_PARTS, PIPELINE, SHORT_NS, Start, groups_of, ordered, pattern_of
+from netmon.dl.inference.repetition import INTERVALS, Repetition, beginning, one_differs, recurs, repetition
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 
@@ -176,10 +164,12 @@ class Job:
         return rows, found if found and found.volume > _LONGER * self.volume else None
 
     def _are_parts(self, rows: Table, found: Repetition) -> bool:
-        """Whether its iterations differ in turn, and all recurs only after so many of them as the repetition has.
+        """Whether they are a step's blocks; or differ in turn, and all recurs only after as many as the repetition has.
 
-        That shows early. Later it would be so by chance at some time.
+        The latter shows early. Later it would be so by chance at some time.
         """
+        if found.of_blocks:
+            return True
         parts = round(found.volume / self.volume)
         early = self._number <= _EARLY
         return early and one_differs(np.array(self._periods), parts) and recurs(rows, found.volume)

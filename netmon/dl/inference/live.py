@@ -12,17 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined as joined_rows
-from netmon.dl.inference.bursts import (
-    INTERVALS,
-    Bursts,
-    Candidate,
-    Edge,
-    Repetition,
-    add_buckets,
-    are_gradients,
-    repetition,
-    summed,
-)
+from netmon.dl.inference.bursts import Bursts, Edge, add_buckets, are_gradients, summed
 from netmon.dl.inference.grouping import (
     Group,
     addresses,
@@ -35,6 +25,7 @@ from netmon.dl.inference.grouping import (
     strongly_connected,
 )
 from netmon.dl.inference.job import Job, Words
+from netmon.dl.inference.repetition import INTERVALS, Candidate, Repetition, repetition
 from netmon.dl.inference.types import (
     CONTROL,
     GRADIENT,
