@@ -35,7 +35,7 @@ TEXTS = (
     "nothing:at=72,for=200ms",
     "policer:host=0,at=74,for=200ms",
     "upload:rank=0,to=3,at=79,for=600ms,strength=1",
-    "download:rank=1,to=0,at=86,for=600ms,strength=1",
+    "download:rank=1,to=0,at=86,for=300ms,strength=1",
 )
 HURT = ("stop", "stop-all", "job", "slow-link", "loss", "upload", "download")
 

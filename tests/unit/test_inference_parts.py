@@ -9,8 +9,8 @@ from training_traffic import both_ways, ring
 
 from netmon.dl.grouped import sums_by_two
 from netmon.dl.inference.bursts import Bursts
-from netmon.dl.inference.grouping import blocks
 from netmon.dl.inference.job import Words
+from netmon.dl.inference.topology import blocks
 
 MS = 1_000_000
 

@@ -8,7 +8,7 @@ from lines_run import lines_run
 
 from collector.jobs.rank_registry import Claims, Numbers
 from collector.messages import Holder, Step
-from netmon.dl.inference.grouping import blocks, strongly_connected
+from netmon.dl.inference.topology import blocks, strongly_connected
 from netmon.dl.numbering import RankEvents, Trust
 from netmon.dl.step_alignment import Events, StepMoment
 

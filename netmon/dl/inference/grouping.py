@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.inference.beginnings import Start, starts
 from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
 from netmon.dl.inference.repetition import (
     INTERVALS,
@@ -19,298 +20,9 @@ from netmon.dl.inference.repetition import (
     repetition,
     steps_of_blocks,
 )
+from netmon.dl.inference.topology import blocks, connected_pairs, numerically, pattern_of, strongly_connected
 from netmon.dl.inference.types import TrafficGroup
 from netmon.records import Table
-
-# --- Where the steps of flows begin that pause more than once in each, and not all at the same time.
-#
-# Each layer has an all-gather, micro-batches pass a pipeline: no pause shows by its length where a step begins,
-# and there may be no moment at which all flows are quiet. But each flow carries the same bytes in every step. So its
-# steps are counted from where it began: the first burst after which everything repeats itself is the first of the first
-# step.
-
-Start = tuple[int, dict[int, int]]
-"""When a step begins, and how many bytes each flow had sent before."""
-
-_LEAST_STEPS = 4
-_SAME_STEP = 0.05
-MOST_PARTS = 16  # of a step, that may be taken for steps
-_MET = 0.9  # of the steps begin with a burst
-_SURE_OF_STEP = 3  # of the first ones, all do
-_TYPICAL = 0.25  # quantile of the pauses before steps
-_MANY_BURSTS, _SAME = 8, 0.35  # of the first step; of them, that are in another one
-_SAME_BURSTS, _SAME_LEVEL = 8, 1e-4  # segments and share of the volume that they may be off
-_OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the longest
-
-
-def pauses_often(flows: Sequence[Candidate], whole: Repetition, resolution_ns: int) -> bool:
-    """Whether all flows together pause more than once in each of their repetitions, about as long as before it."""
-    rows = together([c.bursts.rows for c in flows], resolution_ns)
-    since, until = np.searchsorted(rows["start_ns"], whole.onsets_ns[[0, -1]])
-    long = int((pauses_before(rows)[since + 1 : until + 1] >= _AS_LONG * whole.pause_ns).sum())
-    return long >= _OFTEN * (len(whole.onsets_ns) - 1)
-
-
-def starts(flows: Sequence[Candidate]) -> list[Start]:
-    """Of the steps that all flows have begun; empty where they are not clear, or a flow not known from its start."""
-    if not all(c.repetition and c.fresh and not c.bursts.forgetful for c in flows):
-        return []
-    periods = np.array([c.repetition.period_ns for c in flows if c.repetition])
-    totals = np.array([c.bursts.total for c in flows])
-    order = np.argsort(periods)
-    period = float(periods[order][np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)])
-    begun = []
-    for c in flows:
-        volume = _of_step(c, period)
-        found = beginnings(c.bursts.rows, volume) if volume else np.empty(0, np.int64)
-        if len(found) < _LEAST_STEPS:
-            return []
-        begun.append(found)
-    steps = min(map(len, begun))
-    if max(map(len, begun)) > steps + _SURE_OF_STEP:
-        return []
-    tables = [c.bursts.rows for c in flows]
-    times = np.array([rows["start_ns"][found[:steps]] for rows, found in zip(tables, begun, strict=True)])
-    levels = np.array([rows["level"][found[:steps]] for rows, found in zip(tables, begun, strict=True)])
-    numbers = [c.flow for c in flows]
-    return [(int(times[:, k].min()), dict(zip(numbers, levels[:, k].tolist(), strict=True))) for k in range(steps)]
-
-
-def _of_step(candidate: Candidate, period_ns: float) -> float:
-    """Its bytes in a step, which may be a multiple of what it repeats itself in, or a part; 0: neither."""
-    assert candidate.repetition is not None
-    ratio = period_ns / candidate.repetition.period_ns
-    times = max(1.0, round(ratio)) if ratio >= 1 else 1 / max(1.0, round(1 / ratio))
-    fits = abs(ratio / times - 1) <= _SAME_STEP and 1 / MOST_PARTS <= times <= MOST_PARTS
-    return candidate.repetition.volume * times if fits else 0.0
-
-
-def from_the_beginning(flows: Sequence[Candidate], whole: Repetition, resolution_ns: int) -> Repetition | None:
-    """The same steps, each from the burst with which the flows began; None: that is not clear, or they are so already.
-
-    Where layers differ much, ranks compute for longest in the midst of a step.
-    """
-    if not all(c.fresh and not c.bursts.forgetful for c in flows):
-        return None
-    rows = together([c.bursts.rows for c in flows], resolution_ns)
-    if not _is_as_the_first(rows["level"], whole.volume):
-        return None
-    found = beginnings(rows, whole.volume, INTERVALS)
-    if not len(found) or np.isin(whole.onsets_ns, rows["start_ns"][found]).any():
-        return None
-    pause_ns = float(np.quantile(pauses_before(rows)[found[1:]], _TYPICAL))
-    return Repetition(whole.volume, rows["start_ns"][found], rows["level"][found], pause_ns)
-
-
-def _is_as_the_first(level: npt.NDArray[np.int64], volume: int) -> bool:
-    """Whether one of the next steps consists of the same bursts as the first so many bytes, and these are many."""
-    first, slack = level[level < volume], _SAME_BURSTS * SEGMENT_BYTES + _SAME_LEVEL * volume
-    if len(first) < _MANY_BURSTS:
-        return False
-    for step in range(1, 1 + _SURE_OF_STEP):
-        wanted = first + step * volume
-        after = np.clip(level.searchsorted(wanted), 1, len(level) - 1)
-        near = np.minimum(np.abs(level[after] - wanted), np.abs(level[after - 1] - wanted))
-        if (near <= slack).mean() >= _SAME:
-            return True
-    return False
-
-
-def beginnings(rows: Table, volume: float, least: int = _LEAST_STEPS) -> npt.NDArray[np.int64]:
-    """Bursts that begin steps of so many bytes, from the first one on that repeats itself all the time; ascending.
-
-    least: steps.
-    """
-    level = rows["level"].astype(np.float64)
-    slack = max(VOLUME_TOLERANCE / 2 * volume, SEGMENT_BYTES)
-    last = level.searchsorted(level[-1] - least * volume, "right")
-    for first in range(int(last)):
-        found, met = _chain(level, first, volume, slack)
-        if len(met) >= least and all(met[:_SURE_OF_STEP]) and sum(met) >= _MET * len(met):
-            found[0] = int(level.searchsorted(level[first] + slack, side="right")) - 1
-            return np.array(found, np.int64)
-        if level[first] > level[0] + 2 * volume:
-            break
-    return np.empty(0, np.int64)
-
-
-def _chain(level: npt.NDArray[np.float64], first: int, volume: float, slack: float) -> tuple[list[int], list[bool]]:
-    found, met, at = [first], [], float(level[first])
-    while at + volume <= level[-1] + slack:
-        at += volume
-        near = min(int(level.searchsorted(at)), len(level) - 1)
-        if near and at - level[near - 1] < level[near] - at:
-            near -= 1
-        met.append(abs(level[near] - at) <= slack)
-        if met[-1]:
-            at = float(level[near])
-        if len(met) == _SURE_OF_STEP and not all(met):
-            break
-        found.append(near)
-    return found, met
-
-
-def strongly_connected(edges: Collection[Edge]) -> list[set[str]]:
-    """The largest sets of two or more addresses in which each can reach every other along the edges.
-
-    After an all-reduce everybody has the sum of everybody's gradients, so each rank's reach every other, whatever
-    the algorithm. What only receives, or only sends, trains with nobody.
-    """
-    return [group for group in _components(_neighbours(edges)) if len(group) > 1]
-
-
-def _components(following: Mapping[str, Collection[str]]) -> list[set[str]]:
-    """Strongly connected components, by their least address; one pass over the edges (Tarjan 1972)."""
-    number: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    path: list[str] = []
-    on_path: set[str] = set()
-    found = []
-    for root in following:
-        if root in number:
-            continue
-        number[root] = lowest[root] = len(number)
-        path.append(root)
-        on_path.add(root)
-        ahead = [(root, iter(following[root]))]
-        while ahead:
-            here, rest = ahead[-1]
-            there = next(rest, None)
-            if there is None:
-                ahead.pop()
-                if ahead:
-                    before = ahead[-1][0]
-                    lowest[before] = min(lowest[before], lowest[here])
-                if lowest[here] == number[here]:
-                    group = {path.pop()}
-                    while here not in group:
-                        group.add(path.pop())
-                    on_path -= group
-                    found.append(group)
-            elif there not in number:
-                number[there] = lowest[there] = len(number)
-                path.append(there)
-                on_path.add(there)
-                ahead.append((there, iter(following.get(there, ()))))
-            elif there in on_path:
-                lowest[here] = min(lowest[here], number[there])
-    return sorted(found, key=min)
-
-
-def blocks(edges: Collection[Edge]) -> list[set[Edge]]:
-    """The edges parted where one address alone holds the rest together (a graph's biconnected components).
-
-    A ring and a clique are one block, every spoke of a star is one, and so is each of two jobs that meet on one host.
-    By their least edge; one pass over the edges (Hopcroft and Tarjan 1973).
-    """
-    neighbours = _neighbours([*edges, *((b, a) for a, b in edges)])
-    number: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    path: list[Edge] = []
-    block_of: dict[frozenset[str], int] = {}
-    count = 0
-    for root in sorted(neighbours):
-        if root in number:
-            continue
-        number[root] = lowest[root] = len(number)
-        ahead = [(root, "", iter(neighbours[root]))]
-        while ahead:
-            here, before, rest = ahead[-1]
-            there = next(rest, None)
-            if there is None:
-                ahead.pop()
-                if not ahead:
-                    continue
-                lowest[before] = min(lowest[before], lowest[here])
-                if lowest[here] >= number[before]:
-                    while True:
-                        edge = path.pop()
-                        block_of[frozenset(edge)] = count
-                        if edge == (before, here):
-                            break
-                    count += 1
-            elif there not in number:
-                number[there] = lowest[there] = len(number)
-                path.append((here, there))
-                ahead.append((there, here, iter(neighbours[there])))
-            elif there != before and number[there] < number[here]:
-                path.append((here, there))
-                lowest[here] = min(lowest[here], number[there])
-    found: list[set[Edge]] = [set() for _ in range(count)]
-    for edge in edges:
-        found[block_of[frozenset(edge)]].add(edge)
-    return sorted(found, key=min)
-
-
-def pattern_of(edges: Collection[Edge]) -> str:
-    """ "ring", "star", "tree", "clique" or "hierarchical"; empty where it is none of them.
-
-    Two ranks are a ring, three around a centre a star. Hierarchical: leaders which form one of the patterns, and
-    groups, each with one leader in it, of which at least one is more than the leader and forms one, too.
-    """
-    return _plain(edges) or ("hierarchical" if _hierarchical(edges) else "")
-
-
-def connected_pairs(pairs: Iterable[frozenset[str]]) -> list[set[str]]:
-    """Members that are connected by the pairs."""
-    return strongly_connected([(a, b) for pair in pairs for a in pair for b in pair if a != b])
-
-
-def ordered(members: Collection[str], edges: Collection[Edge]) -> tuple[str, ...]:
-    """The members: of a ring from the smallest address on along the edges, of a star the centre first, else sorted."""
-    ascending = tuple(sorted(members, key=_numerically))
-    pattern = pattern_of(edges)
-    if pattern == "ring":
-        following = dict(edges)
-        ring = [ascending[0]]
-        while len(ring) < len(members):
-            ring.append(following[ring[-1]])
-        return tuple(ring)
-    if pattern == "star":
-        neighbours = _neighbours(edges)
-        return tuple(sorted(ascending, key=lambda address: len(neighbours[address]) == 1))
-    return ascending
-
-
-def _plain(edges: Collection[Edge]) -> str:
-    following = _neighbours(edges)
-    size, count = len({address for edge in edges for address in edge}), len(edges)
-    both_ways = all((b, a) in edges for a, b in edges)
-    if size == count and all(len(following.get(a, ())) == 1 for a, _ in edges) and len(strongly_connected(edges)) == 1:
-        return "ring"
-    if both_ways and count == 2 * (size - 1):
-        return "star" if max(map(len, following.values())) == size - 1 else "tree"
-    return "clique" if count == size * (size - 1) else ""
-
-
-def _hierarchical(edges: Collection[Edge]) -> bool:
-    neighbours = _neighbours([*edges, *((b, a) for a, b in edges)])
-    degrees = {address: len(others) for address, others in neighbours.items()}
-    leaders = {address for address, degree in degrees.items() if degree > min(degrees.values())}
-    above = [(a, b) for a, b in edges if a in leaders and b in leaders]
-    if len(leaders) < 2 or {a for edge in above for a in edge} != leaders or not _plain(above):
-        return False
-    below = [edge for edge in edges if edge not in set(above)]
-    groups = strongly_connected(below)
-    covered = {address for group in groups for address in group}
-    one_leader = all(len(group & leaders) == 1 for group in groups)
-    named = all(_plain([(a, b) for a, b in below if a in group]) for group in groups)
-    return bool(groups) and one_leader and named and covered | leaders == set(degrees)
-
-
-def _neighbours(edges: Iterable[Edge]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for start, end in edges:
-        found.setdefault(start, set()).add(end)
-    return found
-
-
-def _numerically(address: str) -> tuple[int, str, list[int]]:
-    """IPv4 by its numbers, everything else as text."""
-    parts = address.split(".")
-    if len(parts) == 4 and all(part.isdigit() for part in parts):
-        return 0, "", [int(part) for part in parts]
-    return 1, address, []
 
 
 def addresses(flows: Sequence[Candidate]) -> set[str]:
@@ -345,15 +57,15 @@ def common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repet
 # periods are near it takes some iterations to see that. There are three ways to see it:
 #
 # - What is reduced passes the host that they share. The sums that it sends into one group hold the gradients of the
-# other, so each of them leaves after those have come: what goes out to one side lags behind what comes in from the
-# other, either way. A star, a tree and a hierarchy show this at once; of two rings, at most one way is so. Two stars
-# around one host look like one as long as they happen to be in step, so they are looked at again later. - The number
-# of their iterations. In the same time, the parts of one job begin as many. - The distance between the beginnings of
-# these. In one job it is the same each time but for chance, since all begin anew when the last has come. Between jobs
-# every deviation stays, and adds up to a random walk, or to a drift where the periods differ. Von Neumann's ratio
-# tells one from the other: the mean square of the differences between neighbours to the variance is 2 for independent
-# values and goes to 0 for a walk (J. von Neumann, "Distribution of the ratio of the mean square successive difference
-# to the variance", 1941).
+#   other, so each of them leaves after those have come: what goes out to one side lags behind what comes in from the
+#   other, either way. A star, a tree and a hierarchy show this at once; of two rings, at most one way is so. Two stars
+#   around one host look like one as long as they happen to be in step, so they are looked at again later.
+# - The number of their iterations. In the same time, the parts of one job begin as many.
+# - The distance between the beginnings of these. In one job it is the same each time but for chance, since all begin
+#   anew when the last has come. Between jobs every deviation stays, and adds up to a random walk, or to a drift where
+#   the periods differ. Von Neumann's ratio tells one from the other: the mean square of the differences between
+#   neighbours to the variance is 2 for independent values and goes to 0 for a walk (J. von Neumann, "Distribution of
+#   the ratio of the mean square successive difference to the variance", 1941).
 
 _LAG = 0.03  # of the time that an iteration's traffic takes: a clear lag
 _LAG_BUCKETS = 2
@@ -860,7 +572,7 @@ def groups_of(
     if one_phase and ways:
         members = {address for edge in ways for address in edge}
         purpose = DATA if _all_at_once(ways, rows, since_ns, len(members)) else UNKNOWN
-        return (_parallel_group(purpose, sorted(members, key=_numerically), ways),)
+        return (_parallel_group(purpose, sorted(members, key=numerically), ways),)
     pairs: dict[Pair, float] = {}
     for edge, volume in ways.items():
         pairs[frozenset(edge)] = max(volume, pairs.get(frozenset(edge), 0.0))
@@ -940,7 +652,7 @@ def _in_order(
     kind: str, members: set[str], ways: Mapping[Edge, float], rows: Mapping[Edge, Sequence[Table]], since_ns: int
 ) -> list[str]:
     """Of a pipeline the stages, the first one sends first; else sorted."""
-    ascending = sorted(members, key=_numerically)
+    ascending = sorted(members, key=numerically)
     if kind != PIPELINE:
         return ascending
     following = {member: [b for a, b in ways if a == member] for member in ascending}

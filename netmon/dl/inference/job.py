@@ -9,9 +9,11 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.inference.beginnings import MOST_PARTS, Start
 from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
-from netmon.dl.inference.grouping import MOST_PARTS, PIPELINE, SHORT_NS, Start, groups_of, ordered, pattern_of
+from netmon.dl.inference.grouping import PIPELINE, SHORT_NS, groups_of
 from netmon.dl.inference.repetition import INTERVALS, Repetition, beginning, one_differs, recurs, repetition
+from netmon.dl.inference.topology import ordered, pattern_of
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 

@@ -12,20 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined as joined_rows
+from netmon.dl.inference.beginnings import from_the_beginning, pauses_often, starts
 from netmon.dl.inference.bursts import Bursts, Edge, add_buckets, are_gradients, summed
-from netmon.dl.inference.grouping import (
-    Group,
-    addresses,
-    are_split,
-    from_the_beginning,
-    groups,
-    joined,
-    pauses_often,
-    starts,
-    strongly_connected,
-)
+from netmon.dl.inference.grouping import Group, addresses, are_split, groups, joined
 from netmon.dl.inference.job import Job, Words
 from netmon.dl.inference.repetition import INTERVALS, Candidate, Repetition, repetition
+from netmon.dl.inference.topology import strongly_connected
 from netmon.dl.inference.types import (
     CONTROL,
     GRADIENT,
