@@ -38,7 +38,6 @@ _MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wai
 _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
 _SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
 _CHANGING = ("what", "why", "waiting", "missing")  # of a hang that has not ended
-_OF_WAIT = (*_CHANGING, "rank", "collective", "since_ns")
 _WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
 _OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes", "timeouts")
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
@@ -265,9 +264,8 @@ class Hangs:
 
     def _take_wait(self, name: str, job: _Job, wait: Hang | None) -> None:
         """Viewers see it; it is neither stored nor logged, and no trigger."""
-        before, job.wait = job.wait, wait
-        told, tells = ([getattr(one, name) for name in _OF_WAIT] if one else [] for one in (before, wait))
-        if told != tells:
+        if wait != job.wait:
+            job.wait = wait
             self._shown(name, job)
 
     def _report(self, name: str, job: _Job, hang: Hang) -> None:

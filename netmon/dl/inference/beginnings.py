@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.inference.bursts import SEGMENT_BYTES, pauses_before, together
-from netmon.dl.inference.repetition import INTERVALS, VOLUME_TOLERANCE, Candidate, Repetition
+from netmon.dl.inference.repetition import INTERVALS, TYPICAL, VOLUME_TOLERANCE, Candidate, Repetition, nearest
 from netmon.records import Table
 
 Start = tuple[int, dict[int, int]]
@@ -23,7 +23,6 @@ _SAME_STEP = 0.05
 MOST_PARTS = 16  # of a step, that may be taken for steps
 _MET = 0.9  # of the steps begin with a burst
 _SURE_OF_STEP = 3  # of the first ones, all do
-_TYPICAL = 0.25  # quantile of the pauses before steps
 _MANY_BURSTS, _SAME = 8, 0.35  # of the first step; of them, that are in another one
 _SAME_BURSTS, _SAME_LEVEL = 8, 1e-4  # segments and share of the volume that they may be off
 _OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the longest
@@ -39,7 +38,7 @@ def pauses_often(flows: Sequence[Candidate], whole: Repetition, resolution_ns: i
 
 def starts(flows: Sequence[Candidate]) -> list[Start]:
     """Of the steps that all flows have begun; empty where they are not clear, or a flow not known from its start."""
-    if not all(c.repetition and c.fresh and not c.bursts.forgetful for c in flows):
+    if not all(c.repetition and c.whole for c in flows):
         return []
     periods = np.array([c.repetition.period_ns for c in flows if c.repetition])
     totals = np.array([c.bursts.total for c in flows])
@@ -76,7 +75,7 @@ def from_the_beginning(flows: Sequence[Candidate], whole: Repetition, resolution
 
     Where layers differ much, ranks compute for longest in the midst of a step.
     """
-    if not all(c.fresh and not c.bursts.forgetful for c in flows):
+    if not all(c.whole for c in flows):
         return None
     rows = together([c.bursts.rows for c in flows], resolution_ns)
     if not _is_as_the_first(rows["level"], whole.volume):
@@ -84,7 +83,7 @@ def from_the_beginning(flows: Sequence[Candidate], whole: Repetition, resolution
     found = beginnings(rows, whole.volume, INTERVALS)
     if not len(found) or np.isin(whole.onsets_ns, rows["start_ns"][found]).any():
         return None
-    pause_ns = float(np.quantile(pauses_before(rows)[found[1:]], _TYPICAL))
+    pause_ns = float(np.quantile(pauses_before(rows)[found[1:]], TYPICAL))
     return Repetition(whole.volume, rows["start_ns"][found], rows["level"][found], pause_ns)
 
 
@@ -95,9 +94,7 @@ def _is_as_the_first(level: npt.NDArray[np.int64], volume: int) -> bool:
         return False
     for step in range(1, 1 + _SURE_OF_STEP):
         wanted = first + step * volume
-        after = np.clip(level.searchsorted(wanted), 1, len(level) - 1)
-        near = np.minimum(np.abs(level[after] - wanted), np.abs(level[after - 1] - wanted))
-        if (near <= slack).mean() >= _SAME:
+        if (np.abs(level[nearest(level, wanted)] - wanted) <= slack).mean() >= _SAME:
             return True
     return False
 

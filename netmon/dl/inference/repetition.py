@@ -21,6 +21,7 @@ themselves (`steps_of_blocks`).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,8 @@ _STRAY = 0.001  # of V: less is no gradients
 _CHANCE = 0.05  # likelier chains are no evidence
 _POINTS = 64  # pauses looked at
 _LAST, _SPAN = 3, 16  # V is the volume between one of the last 3 of them and one of the 16 before it
-_TYPICAL = 0.25  # quantile of a chain's pauses
+TYPICAL = 0.25
+"""Quantile of a chain's pauses."""
 _AS_FAR = 0.5  # as another chain reaches back
 _MORE, _SURELY = 1.5, np.log(1e-4)  # times the bytes that recur; of a chain of more, how likely it is chance at most
 
@@ -95,6 +97,13 @@ def one_differs(periods: npt.NDArray[np.int64], parts: int) -> bool:
     return bool(least.max() > np.sort(most)[-2] or most.min() < np.sort(least)[1])
 
 
+def nearest(level: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Index of the level that is nearest to each. level: ascending, two or more."""
+    after = np.minimum(np.maximum(level.searchsorted(wanted), 1), len(level) - 1)  # np.clip takes far longer
+    found: npt.NDArray[np.int64] = after - (wanted - level[after - 1] < level[after] - wanted)
+    return found
+
+
 def _likeness(
     level: npt.NDArray[np.float64], pauses: npt.NDArray[np.float64], volumes: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
@@ -103,8 +112,7 @@ def _likeness(
     slack = np.minimum(_TIGHT * volumes, _JITTER * SEGMENT_BYTES * np.sqrt(bursts + 1))[:, None]
     slack = np.maximum(slack, SEGMENT_BYTES)
     wanted = level + volumes[:, None]
-    after = np.minimum(np.maximum(level.searchsorted(wanted), 1), len(level) - 1)
-    near = after - (wanted - level[after - 1] < level[after] - wanted)
+    near = nearest(level, wanted)
     met = np.abs(level[near] - wanted) <= slack
     known = wanted <= level[-1] + slack
     one, other = np.where(known, pauses, 0.0), np.where(met, pauses[near], 0.0)
@@ -234,14 +242,13 @@ def _chain_of_blocks(rows: Table, pauses: npt.NDArray[np.int64], roughly: float,
     volume = float(volumes[np.argmax(alike)])
     steps = int((level[-1] - level[0]) / volume)
     wanted = level[level > level[-1] - volume][:, None] - volume * np.arange(steps)
-    after = np.minimum(np.maximum(level.searchsorted(wanted), 1), len(level) - 1)
-    near = after - (wanted - level[after - 1] < level[after] - wanted)
+    near = nearest(level, wanted)
     met = np.abs(level[near] - wanted) <= max(VOLUME_TOLERANCE * block, SEGMENT_BYTES)
     chosen = int(np.argmax(np.median(np.where(met, lasted[near], 0.0), axis=1)))
     points = near[chosen][met[chosen]][::-1]
     if len(points) < 2:
         return None
-    pause = float(np.quantile(pauses[points], _TYPICAL))
+    pause = float(np.quantile(pauses[points], TYPICAL))
     return Repetition(round(volume), rows["start_ns"][points], rows["level"][points], pause, True)
 
 
@@ -249,10 +256,9 @@ def _exactly(level: npt.NDArray[np.int64], last: int, volume: float) -> float:
     """The volume of a block, by that of more and more of them before the burst `last`."""
     for blocks in _MORE_AND_MORE:
         wanted = level[last] - blocks * volume
-        after = int(level.searchsorted(wanted))
-        if not after:
+        if wanted <= level[0]:
             break
-        near = level[after] if level[after] - wanted < wanted - level[after - 1] else level[after - 1]
+        near = level[nearest(level, wanted)]
         if abs(near - wanted) < _EDGE * volume:
             volume = float(level[last] - near) / blocks
     return volume
@@ -339,7 +345,7 @@ def _chains(
     meeting = np.minimum(1.0, 2 * VOLUME_TOLERANCE * volumes * len(points) / max(1, int(level[-1] - level[0])))
     log_chance = np.log(len(ends)) + (intervals - 1) * np.log(meeting)
     kept = np.flatnonzero((intervals >= INTERVALS) & (log_chance < np.log(_CHANCE)))
-    typical = _quantiles(np.where(path[kept] >= 0, pauses[points[path[kept]]], np.inf), intervals[kept], _TYPICAL)
+    typical = _quantiles(np.where(path[kept] >= 0, pauses[points[path[kept]]], np.inf), intervals[kept], TYPICAL)
     found = []
     for k, pause in zip(kept.tolist(), typical.tolist(), strict=True):
         steps = path[k, : intervals[k] + 1][::-1]
@@ -394,3 +400,8 @@ class Candidate:
     bursts: Bursts
     repetition: Repetition | None
     fresh: bool = False  # it is known from its beginning
+
+    @property
+    def whole(self) -> bool:
+        """All that it ever sent is known still."""
+        return self.fresh and not self.bursts.forgetful
