@@ -86,9 +86,12 @@ class Agent:
         self._watchdog.start()
         self._send_batch(time.monotonic_ns())  # the account begins, before the one of an agent that was killed ends
         self._sending.start()
+        now = time.monotonic_ns()
         while not stopped():
-            ranks = self._marks.expected(time.monotonic_ns())
-            woken = self._counting.sleep.rest(self._schedule.rest(ranks), ranks)  # short: `stopped` is checked after it
+            begin = time.monotonic_ns()
+            ranks = self._marks.expected(begin)
+            rest = self._schedule.rest(ranks, begin - now)
+            woken = self._counting.sleep.rest(rest, ranks)  # short: `stopped` is checked after it
             now = time.monotonic_ns()
             if self._watchdog.turn():
                 self._schedule.awake()

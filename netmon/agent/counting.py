@@ -2,6 +2,7 @@
 """What the kernel counts here, in memory that the privileged part has attached and shared with this one."""
 
 import logging
+import math
 import os
 import select
 import threading
@@ -48,7 +49,7 @@ _RANKS_LOOK_NS = 100_000_000  # while ranks report their steps: their reports wa
 _IDLE_LOOK_NS = 500_000_000  # for what nobody is woken for, such as a process that begins: its steps are to be seen
 _SHORTEST_BATCH_NS, _LONGEST_BATCH_NS = 100_000_000, 2_000_000_000  # whatever the collector asks for
 _FULL = 1 / 16  # of a ring, from which nobody waits for the batch
-_FAST = 1 / 8  # of a ring, filled from one look to the next: the next one comes sooner
+_FILLED = 1 / 4  # of a ring, from one look to the next, at most: a late look finds room left
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class PollSchedule:
         """A batch has just been sent."""
         self._looked_ns = self._sent_ns = now_ns
         self._waits_ns: int | None = None  # since when
-        self._level, self._growth = 0.0, 0.0
+        self._level, self._filled_ns = 0.0, math.inf
         self._hurried = False
         self.requested_ns = self.within_ns = 0
         """Between two batches at least, and at most while something waits, if the collector has requested it."""
@@ -76,8 +77,9 @@ class PollSchedule:
         """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether anything is to be taken or sent;
         hurried: whether more of what ends a rest is likely to come at once.
         """
-        self._growth, self._level = level - self._level, level
-        self._looked_ns, self._hurried = now_ns, hurried
+        grown = level - self._level
+        self._filled_ns = (now_ns - self._looked_ns) * _FILLED / grown if grown > 0 else math.inf
+        self._level, self._looked_ns, self._hurried = level, now_ns, hurried
         if not waits:
             self._waits_ns = None
         elif self._waits_ns is None:
@@ -120,13 +122,13 @@ class PollSchedule:
         """A batch, after the last look."""
         self._sent_ns = self._looked_ns
 
-    def rest(self, ranks: bool = False) -> Rest:
+    def rest(self, ranks: bool = False, passed_ns: int = 0) -> Rest:
         """Until the next look: the rings must not fill up meanwhile, and whoever is idle is left alone.
 
-        ranks: whether ranks have reported their steps lately.
+        ranks: whether ranks have reported their steps lately; passed_ns: since the last look.
         """
-        if self._growth > _FAST:
-            return Rest(_BUSY_LOOK_NS)
+        if self._filled_ns < LOOK_NS:
+            return Rest(max(_BUSY_LOOK_NS, int(self._filled_ns) - passed_ns))
         if self._hurried:
             return Rest(LOOK_NS)
         longest_ns = _RANKS_LOOK_NS if ranks else _IDLE_LOOK_NS

@@ -9,6 +9,7 @@ import logging
 import os
 import pwd
 import queue
+import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -323,9 +324,10 @@ class FlowOwners:
         training = self._signs.seen(keys)
         if self._socket_events:
             self._early_events += self._take_socket_events()
-            pids = [self._socket_events.maker(ends) for ends in raw_ends(keys)]
+            open_ = np.flatnonzero(~training & (keys["link_protocol"] & 0xFF == socket.IPPROTO_TCP))
+            pids = [self._socket_events.maker(ends) for ends in raw_ends(keys[open_])]
             ranks = self._signs.pids | self._ranks.keys()
-            training |= np.array([pid > 0 and (pid in ranks or pid not in self._processes) for pid in pids], bool)
+            training[open_] = [pid > 0 and (pid in ranks or pid not in self._processes) for pid in pids]
         return training
 
     def _expect_again(self, socket_event: SocketEvent, now_ns: int) -> _Pending | None:

@@ -108,3 +108,16 @@ def test_a_collector_that_asks_for_it_gets_fewer_batches() -> None:
     rhythm.requested_ns = 2 * S
     batches, _ = looks(rhythm, 0, 6 * S, waits=True)
     assert batches == [2 * S, 4 * S, 6 * S]
+
+
+def test_a_ring_that_fills_as_fast_as_before_is_never_more_than_half_full() -> None:
+    rhythm, now, per_ns, drained_ns = PollSchedule(0), 0, 0.7 / LOOK_NS, 0
+    levels = []
+    for took_ns in [LOOK_NS, *[10 * MS] * 20]:  # after each look the agent works for some time
+        now += took_ns + (rhythm.rest(passed_ns=took_ns).ns if levels else 0)
+        levels.append((now - drained_ns) * per_ns)
+        rhythm.update(now, levels[-1], True, hurried=True)
+        rhythm.drained()
+        drained_ns = now
+    assert max(levels[1:]) < 0.5
+    assert min(levels[1:]) > 0.1, "no more looks than that takes"

@@ -18,6 +18,7 @@ counted as lost: no other flow gets its bytes.
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,10 +114,9 @@ class SlotStates:
         A program reads the clock first. Where the machine stands still then, a bucket is old as soon as it is open: it
         may be taken before the record of the one before it is published.
         """
-        taken = self._taken[slots]
-        turn = (generations - taken["generation"]).view(np.int16)
+        turn = (generations - self._taken["generation"][slots]).view(np.int16)
         before: npt.NDArray[np.bool_] = self._states[slots] == _TAKEN
-        before &= (turn < 0) | ((turn == 0) & (rows["bucket_start_ns"] < taken["bucket_start_ns"]))
+        before &= (turn < 0) | ((turn == 0) & (rows["bucket_start_ns"] < self._taken["bucket_start_ns"][slots]))
         return before
 
     def give_up(self, rows: Table, slots: Slots) -> None:
@@ -193,10 +193,16 @@ class SlotHolders:
         """The flows of these (slot, generation); 0: of one that is not here."""
         if not len(self):
             return np.zeros(len(slots), np.uint32)
-        known, wanted = _joined(self.slots, self.generations), _joined(slots, generations)
+        (known, flow_ids), wanted = self._in_order, _joined(slots, generations)
+        at = np.minimum(np.searchsorted(known, wanted), len(self) - 1)
+        return np.where(known[at] == wanted, flow_ids[at], np.uint32(0))
+
+    @cached_property
+    def _in_order(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """Slots with their generations, ascending, and the flows of these. Sorted once for all records of a drain."""
+        known = _joined(self.slots, self.generations)
         order = np.argsort(known)
-        at = order[np.minimum(np.searchsorted(known[order], wanted), len(self) - 1)]
-        return np.where(known[at] == wanted, self.flow_ids[at], np.uint32(0))
+        return known[order], self.flow_ids[order]
 
 
 def _joined(slots: npt.NDArray[np.integer], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
