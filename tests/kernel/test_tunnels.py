@@ -136,8 +136,8 @@ class Tunnel:
         thread.start()
         thread.join()
         assert len(self._links) == 2
-        self.before = {"rx": self._sent("rx"), "tx": self._sent("tx")}
-        self.ledger_before = self._ledger()
+        while self.before != (before := {"rx": self._sent("rx"), "tx": self._sent("tx")}):
+            self.before, self.ledger_before = before, self._ledger()  # nothing is to go over the link between the two
 
     def _attach(self) -> None:
         with open(f"/run/netns/{self.right.namespace.name}") as namespace:
