@@ -200,7 +200,7 @@ class Manifest:
         """Open or make it; blocks. power: a write outlives a power cut."""
         self._database = sqlite3.connect(path, _WAIT_S, isolation_level=None, check_same_thread=False)
         # EXTRA: a write is undone where the journal comes back; so its folder is synced when it has been removed.
-        self._power, self._synchronous = power, f"PRAGMA synchronous={'EXTRA' if power else 'NORMAL'}"
+        self._synchronous = f"PRAGMA synchronous={'EXTRA' if power else 'NORMAL'}"
         # Not NORMAL, which SQLite calls safe with a write-ahead log only: a journal that is synced with its header
         # counts where a power cut has left a part of it, as the sums in it are of some of its bytes.
         self._relaxed = "FULL" if power else "NORMAL"
