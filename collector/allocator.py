@@ -14,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from netmon.wire.limits import FEW_THREADS
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3), as <malloc.h> has them
-_LARGE = 8 << 20  # a column of a second of a thousand hosts is smaller
+_LARGE = 32 << 20  # the most that can be set; a column of a second of 2 million rows is smaller
 _TRIM_S = 5.0
 
 
@@ -57,7 +57,7 @@ def give_back() -> None:
     library = ctypes.CDLL(None)
     mallopt, trim = (getattr(library, name, None) for name in ("mallopt", "malloc_trim"))
     if mallopt and trim:
-        for what, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, 8 * _LARGE), (_ARENA_MAX, 2)):
+        for what, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, 2 * _LARGE), (_ARENA_MAX, 2)):
             mallopt(what, value)
         threading.Thread(target=_trim_for_ever, args=(trim,), name="allocator", daemon=True).start()
 

@@ -371,13 +371,14 @@ async def _settle_and_flush(registry: Registry) -> bool:
 
 
 async def _flush_for_ever(registry: Registry, interval_s: Callable[[], float]) -> None:
-    took_s = 0.0
+    took_s = begun = 0.0
     while True:
         pause_s = flush_pause_s(interval_s(), took_s)
         due_s = time.monotonic() + pause_s
         await asyncio.sleep(pause_s)
-        # What is there now has waited for a part of a tick: with what the tick brings, it waits for no other one.
-        if registry.intake.ticked_s < due_s:
+        # What is there now has waited for a part of a tick: with what the tick brings, it waits for no other one. Where
+        # storing takes most of the time, one tick since the last time is enough.
+        if registry.intake.ticked_s < (begun if took_s > interval_s() / 2 else due_s):
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(registry.intake.next_tick(), 2 * _MOST_TICK_S)
         begun = time.monotonic()

@@ -170,9 +170,9 @@ def _unlike(column: pa.ChunkedArray) -> bool:
 
 
 def write_file(disk: Disk, name: str, path: Path, rows: pa.Table) -> None:
-    """Write a small file. Raises OSError, pa.ArrowException."""
+    """Write a file at once. Raises OSError, pa.ArrowException."""
     rows = rows if rows.schema.equals(SCHEMAS[name]) else rows.cast(SCHEMAS[name])
-    with writer(disk, name, path, rows) as parquet:
+    with writer(disk, name, path, rows, merged=len(rows) >= LARGE_ROWS) as parquet:
         parquet.write_table(rows, row_group_size=ROWS_PER_GROUP)
 
 
@@ -300,6 +300,9 @@ def _remove_if(dated: Path, folder: Path, before_s: float) -> None:
 # What is acknowledged has to be on the disk within a second or two, which makes small files. They lie in a separate
 # folder (see netmon.views.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
 
+LARGE_ROWS = 1 << 20
+"""A file of so many is never merged: it is in its table at once."""
+
 ROLL_S = 300
 """Programs other than netmon see rows that are so old."""
 
@@ -318,9 +321,9 @@ class Rolls:
         self.damaged: set[str] = set()
         """Rolls that cannot be merged: they stay as they are, and no other one waits for them."""
 
-    def of(self, name: str, partition: str, new: Callable[[], str]) -> str:
-        """The roll that the next rows of a table's hour go to. new: makes a stem."""
-        return self._open.setdefault((name, partition), (new(), time.monotonic()))[0]
+    def of(self, name: str, partition: str, rows: int, new: Callable[[], str]) -> str:
+        """The roll that the next rows of a table's hour go to; empty: so many need none. new: makes a stem."""
+        return "" if rows >= LARGE_ROWS else self._open.setdefault((name, partition), (new(), time.monotonic()))[0]
 
     def due(self, files: Iterable[StoredFile], at_once: bool) -> list[StoredFile]:
         """The files of a roll that is closed, so that nothing is added from now on; none: no roll is due.

@@ -496,7 +496,7 @@ class ParquetSink:
             self._complete()
             for name, table in tables.items():
                 for hour, rows in split_by_hour(name, table):
-                    roll = self._rolls.of(name, partition(hour), self._staging.stem)
+                    roll = self._rolls.of(name, partition(hour), len(rows), self._staging.stem)
                     self._stage(files, name, in_order(name, rows), partition(hour), self._staging.stem(), roll)
             for name, change in changes.items():
                 for number in change.write:

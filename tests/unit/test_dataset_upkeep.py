@@ -95,6 +95,21 @@ def test_a_roll_is_merged_when_it_is_old_or_has_many_files_or_bytes(tmp_path, mo
     sink.close()
 
 
+def test_a_large_file_is_in_its_table_at_once_and_is_not_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "LARGE_ROWS", 600)
+    sink = filled(tmp_path, writes=2)
+    large = files(tmp_path)
+    assert (len(large), len(recent(tmp_path))) == (2, 0)
+    assert not sink.merge_some(lambda: True)
+    place = pq.read_schema(large[0]).names.index("host")
+    assert pq.read_metadata(large[0]).row_group(0).column(place).statistics.has_min_max, "as of merged ones"
+    sink.write({"buckets": buckets(1, BEGIN_NS)}, {})
+    assert (len(files(tmp_path)), len(recent(tmp_path))) == (2, 1)
+    sink.close()
+    assert set(large) < set(files(tmp_path))
+    assert len(pd.read_parquet(tmp_path / "buckets")) == len(read(tmp_path)) == 2 * 600 + 200
+
+
 def test_what_a_killed_collector_has_left_is_merged_by_the_next(tmp_path):
     data = tmp_path / "data"
     sink = filled(tmp_path / "killed")
