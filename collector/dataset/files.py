@@ -170,7 +170,7 @@ def _unlike(column: pa.ChunkedArray) -> bool:
 
 
 def write_file(disk: Disk, name: str, path: Path, rows: pa.Table) -> None:
-    """Write a file at once. Raises OSError, pa.ArrowException."""
+    """Write a file of these rows. Raises OSError, pa.ArrowException."""
     rows = rows if rows.schema.equals(SCHEMAS[name]) else rows.cast(SCHEMAS[name])
     with writer(disk, name, path, rows, merged=len(rows) >= LARGE_ROWS) as parquet:
         parquet.write_table(rows, row_group_size=ROWS_PER_GROUP)
