@@ -4,11 +4,11 @@
 What this kernel has no device for is tried with frames of our own, as the kernel would show them.
 """
 
-import contextlib
 import ctypes
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrSegmentRouting
 from scapy.layers.l2 import GRE, Dot1Q, Ether
 from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
-from waiting import wait_for
 
 from netmon.kernel import bpf_calls
 from netmon.kernel.watching import forget_interface, number_interface
@@ -177,20 +176,21 @@ class Tunnel:
         """Packets and bytes are those that the senders' interfaces have cut; returns frames and packets per way."""
         came = {}
         for direction in directions or ("rx", "tx"):
-            link, began = NUMBER << 1 | (direction == "tx"), self.before[direction]
-
-            def metered(link: int = link) -> tuple[int, ...]:
-                now, before = self._ledger()[link], self.ledger_before.get(link, {})
-                return tuple(now[name] - before.get(name, 0) for name in ("packets", "wire_bytes", "frames"))
-
-            def truth(began: tuple[int, int] = began, direction: str = direction) -> tuple[int, ...]:
-                return tuple(now - before for now, before in zip(self._sent(direction), began, strict=True))
-
-            with contextlib.suppress(AssertionError):
-                wait_for(lambda truth=truth, metered=metered: truth() == metered()[:2], 2)
-            assert metered()[:2] == truth(), direction
-            came[direction] = (metered()[2], metered()[0])
+            deadline = time.monotonic() + 2
+            while (both := self._both(direction))[0][:2] != both[1] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            metered, truth = both  # read once: hosts say something of their own now and then
+            assert metered[:2] == truth, direction
+            came[direction] = (metered[2], metered[0])
         return came
+
+    def _both(self, direction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Packets, bytes and frames as metered since `attach`; packets and bytes that went over the link since."""
+        link = NUMBER << 1 | (direction == "tx")
+        now, before = self._ledger()[link], self.ledger_before.get(link, {})
+        metered = tuple(now[name] - before.get(name, 0) for name in ("packets", "wire_bytes", "frames"))
+        began = self.before[direction]
+        return metered, tuple(sent - before for sent, before in zip(self._sent(direction), began, strict=True))
 
 
 @pytest.fixture
