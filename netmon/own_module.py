@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of our own modules, how a user starts one, where they import from, and what installs more of them."""
 
+import multiprocessing
 import os
 import resource
 import shlex
@@ -11,13 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module, machinery
 from importlib.abc import PathEntryFinder
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 _DESCRIPTORS = 16_384
 
@@ -90,6 +89,7 @@ def to_install(extra: str) -> str:
 # --- Calls in a process of their own, for what needs a large library once: its memory goes with the process.
 
 
+_FORK = multiprocessing.get_context("fork")
 _LIMIT_S = 60
 
 
@@ -98,11 +98,8 @@ def call_by_name(name: str, *arguments: object) -> Any:
 
     Blocks. Raises NetmonError as the function does, and KernelError where the process ends without an answer.
     """
-    import multiprocessing  # 10 ms, for which most commands have no use
-
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(theirs, name, arguments))
+    ours, theirs = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_answer, args=(theirs, name, arguments))
     process.start()
     theirs.close()
     try:
@@ -120,7 +117,7 @@ def call_by_name(name: str, *arguments: object) -> Any:
     return answer
 
 
-def _answer(theirs: "Connection", name: str, arguments: tuple[object, ...]) -> None:
+def _answer(theirs: Connection, name: str, arguments: tuple[object, ...]) -> None:
     """In the process of its own."""
     module, function = name.split(":")
     answer, failure = None, None

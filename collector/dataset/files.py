@@ -42,9 +42,7 @@ _SAMPLED = 1024  # rows
 FEW_ROWS = 1024
 """A file of no more is mostly made by beginning to compress each of its columns, which takes zstd longest."""
 
-_HARDER = {
-    "iteration": 15
-}  # zstd's level, of merged files: written once, at leisure; it takes a quarter off the column
+_HARDER = {"iteration": 15}  # zstd's level, of files that stay as they are; it takes a quarter off the column
 _METADATA = {b"netmon.schema_version": str(DATASET_VERSION).encode()}
 
 
@@ -127,8 +125,8 @@ def _host_ranks(hosts: pa.DictionaryArray) -> npt.NDArray[np.int64]:
 def writer(disk: Disk, name: str, path: Path, rows: pa.Table, merged: bool = False) -> Iterator[pq.ParquetWriter]:
     """Opens a file to write row groups into; it is synced when it is closed. rows: some of those that will be in it.
 
-    merged: it is of many hosts' rows of a long time: its row groups differ in what they hold. What is not and has few
-    rows is compressed by snappy, which begins at once, and by zstd when it is merged. Raises OSError,
+    merged: it is of many hosts' rows of a long time, or as large: its row groups differ in what they hold. What is not
+    and has few rows is compressed by snappy, which begins at once, and by zstd when it is merged. Raises OSError,
     pa.ArrowException.
     """
     schema = SCHEMAS[name]

@@ -86,11 +86,10 @@ class Agent:
         self._watchdog.start()
         self._send_batch(time.monotonic_ns())  # the account begins, before the one of an agent that was killed ends
         self._sending.start()
-        now = time.monotonic_ns()
         while not stopped():
-            begin = time.monotonic_ns()
-            ranks = self._marks.expected(begin)
-            rest = self._schedule.rest(ranks, begin - now)
+            now = time.monotonic_ns()
+            ranks = self._marks.expected(now)
+            rest = self._schedule.rest(ranks, now)
             woken = self._counting.sleep.rest(rest, ranks)  # short: `stopped` is checked after it
             now = time.monotonic_ns()
             if self._watchdog.turn():

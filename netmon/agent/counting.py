@@ -122,12 +122,13 @@ class PollSchedule:
         """A batch, after the last look."""
         self._sent_ns = self._looked_ns
 
-    def rest(self, ranks: bool = False, passed_ns: int = 0) -> Rest:
+    def rest(self, ranks: bool = False, now_ns: int = 0) -> Rest:
         """Until the next look: the rings must not fill up meanwhile, and whoever is idle is left alone.
 
-        ranks: whether ranks have reported their steps lately; passed_ns: since the last look.
+        ranks: whether ranks have reported their steps lately; now_ns: 0: that of the last look.
         """
         if self._filled_ns < LOOK_NS:
+            passed_ns = max(0, now_ns - self._looked_ns)
             return Rest(max(_BUSY_LOOK_NS, int(self._filled_ns) - passed_ns))
         if self._hurried:
             return Rest(LOOK_NS)

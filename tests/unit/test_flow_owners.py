@@ -238,6 +238,15 @@ def test_a_connection_that_a_rank_has_just_made_is_training(kernel: Kernel) -> N
     assert owners.flows[2].owner.pid == 4711
 
 
+def test_datagrams_between_the_ends_of_a_ranks_connection_are_not_training(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.socket_watch)
+    ends = packed_address("192.0.2.1"), packed_address("192.0.2.9"), 1, 443
+    keys = np.array([(*ends, 1 << 8 | protocol) for protocol in (6, 17)], FLOW_KEY)
+    owners.ranks([4711])
+    kernel.tell(1, 4711)
+    assert owners.training(keys).tolist() == [True, False]
+
+
 def test_questions_are_bounded_and_the_first_of_each_comes_first() -> None:
     owners = FlowOwners()
     owners.add([flow(n, n, protocol=17) for n in range(1, 8_001)], 0)

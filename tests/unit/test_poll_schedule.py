@@ -114,7 +114,7 @@ def test_a_ring_that_fills_as_fast_as_before_is_never_more_than_half_full() -> N
     rhythm, now, per_ns, drained_ns = PollSchedule(0), 0, 0.7 / LOOK_NS, 0
     levels = []
     for took_ns in [LOOK_NS, *[10 * MS] * 20]:  # after each look the agent works for some time
-        now += took_ns + (rhythm.rest(passed_ns=took_ns).ns if levels else 0)
+        now += took_ns + (rhythm.rest(now_ns=now + took_ns).ns if levels else 0)
         levels.append((now - drained_ns) * per_ns)
         rhythm.update(now, levels[-1], True, hurried=True)
         rhythm.drained()
