@@ -349,7 +349,9 @@ def stored(recorded: str, out: Path) -> Mapping[frozenset[int], str]:
     return {frozenset(rank_of[member] for member in members): kind for members, kind in true_groups(job).items()}
 
 
-@pytest.mark.parametrize("recorded", ["fsdp-4.parquet", "hybrid-4.parquet", "pipeline-4.parquet", "tensor-4.parquet"])
+@pytest.mark.parametrize(
+    "recorded", ["experts-4.parquet", "fsdp-4.parquet", "hybrid-4.parquet", "pipeline-4.parquet", "tensor-4.parquet"]
+)
 def test_groups_of_which_nobody_tells_the_calls_show_in_the_traffic(recorded: str, tmp_path: Path) -> None:
     true = stored(recorded, tmp_path)
     assert groups_of(tmp_path) == {}

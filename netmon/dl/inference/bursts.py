@@ -23,6 +23,7 @@ _PACKED = np.dtype([("start", "<u4"), ("length_ns", "<u4"), ("volume", "<u4")])
 _PACK = np.dtype([("base_ns", "<i8"), ("rows", _PACKED, (_BLOCK,))])
 """A block. start: in units of the resolution since base_ns."""
 _FITS = 1 << 32
+_NEVER = int(np.iinfo(np.int64).max)
 
 _Column = npt.NDArray[np.int64]
 
@@ -47,7 +48,7 @@ class Bursts:
     """
 
     __slots__ = (
-        *("count", "first_ns", "forgetful", "last_ns", "pause_ns", "spared", "total"),
+        *("count", "first_ns", "forgetful", "kept_ns", "last_ns", "pause_ns", "spared", "total"),
         *("_kept", "_packed", "_resolution_ns", "_table", "_unpackable"),
     )
 
@@ -62,6 +63,7 @@ class Bursts:
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
+        self.kept_ns = _NEVER  # pauses of at least so long are never forgotten
         self.spared = False  # what it is is known: it is looked at less often, and less of it is kept
 
     def __len__(self) -> int:
@@ -168,7 +170,8 @@ class Bursts:
     def _forget(self) -> None:
         rows = self.rows
         pauses = pauses_before(rows)
-        self.pause_ns = max(self.pause_ns, int(min(np.median(pauses), self._forgettable_ns(rows, pauses))))
+        forgettable_ns = min(np.median(pauses), self._forgettable_ns(rows, pauses), self.kept_ns)
+        self.pause_ns = max(self.pause_ns, int(forgettable_ns))
         first = np.flatnonzero(pauses >= self.pause_ns)
         merged: Table = rows.take(first)
         merged["end_ns"] = rows["end_ns"][np.append(first[1:] - 1, len(pauses) - 1)]

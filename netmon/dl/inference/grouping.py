@@ -544,7 +544,7 @@ def _overlapping(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDAr
 # Who sends as much per step is of one kind of group, and those of them that are connected are one group, if they make a
 # ring, a chain or a clique. Its purpose is known where only one kind does so; else it is UNKNOWN.
 
-DATA, SHARDED_DATA, PIPELINE, UNKNOWN = "data", "sharded data", "pipeline", "unknown"
+DATA, SHARDED_DATA, PIPELINE, EXPERT, UNKNOWN = "data", "sharded data", "pipeline", "expert", "unknown"
 
 _AS_MUCH_EACH = 0.03  # of the bytes per step
 _TWICE = 0.1  # that the one way carries what the other does, or twice as much

@@ -14,7 +14,7 @@ from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pause
 from netmon.dl.inference.grouping import PIPELINE, SHORT_NS, groups_of
 from netmon.dl.inference.repetition import INTERVALS, Repetition, beginning, one_differs, recurs, repetition
 from netmon.dl.inference.topology import ordered, pattern_of
-from netmon.dl.inference.types import InferredIteration, InferredJob
+from netmon.dl.inference.types import InferredIteration, InferredJob, TrafficGroup
 from netmon.records import Table
 
 _MOST = 8192  # moments kept per pair
@@ -54,7 +54,6 @@ class Words:
         return first + self._resolution_ns // 2 if first < before_ns else None
 
 
-_TOLERANCE = 0.02  # of an iteration's bytes
 _PATIENCE = 2  # periods that some flows of a staggered job may be behind
 _LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not what they were; this is no job
 _REMEMBERED = 16  # iterations
@@ -81,6 +80,8 @@ class Job:
     """Follows the flows of one job, all together: an iteration begins after a pause of all of them, V bytes after
     the last one did.
     """
+
+    tolerance = 0.02  # of an iteration's bytes
 
     def __init__(
         self,
@@ -115,6 +116,8 @@ class Job:
         self._grouped = 0  # iterations when its groups are to be looked for next
         self._reviewed = 0  # iterations when it was last checked whether it is one job
         self._shares: dict[int, float] = {}  # bytes of each flow per iteration
+        self.companions: dict[int, Edge] = {}  # flows between its members that carry other bytes in each iteration
+        self._their_groups: tuple[TrafficGroup, ...] = ()
 
     def take(self, flows: Mapping[int, Edge], hosts: Mapping[str, str]) -> None:
         """These are the job's flows; begin() has to follow."""
@@ -127,6 +130,23 @@ class Job:
     def forget(self, flows: Iterable[int]) -> None:
         for flow in flows:
             self.flows.pop(flow, None)
+            self.companions.pop(flow, None)
+
+    def join(self, flows: Mapping[int, Edge], group: TrafficGroup) -> None:
+        """These flows are its, too, for all that they carry other bytes each time."""
+        self.companions |= flows
+        self._their_groups += (group,)
+        self.found = replace(self.found, groups=(*self.found.groups, group))
+
+    @property
+    def all_flows(self) -> dict[int, Edge]:
+        """Also those that do not repeat themselves."""
+        return {**self.flows, **self.companions}
+
+    @property
+    def begun_ns(self) -> npt.NDArray[np.int64]:
+        """When its last iterations did, sixteen at most."""
+        return np.array(self._begun, np.int64)
 
     def review(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration] | None:
         """Look back over all that is kept, now and then: what was taken for iterations may be parts of longer ones.
@@ -246,7 +266,7 @@ class Job:
         """Whether the open iteration does: it has not all its bytes yet, and the job is not over."""
         kept = self._kept(bursts)
         levels = begun.levels
-        if sum(b.total - levels.get(flow, b.total) for flow, b in kept) > (1 + _TOLERANCE) * self.volume:
+        if sum(b.total - levels.get(flow, b.total) for flow, b in kept) > (1 + self.tolerance) * self.volume:
             return False
         last_ns = max((b.last_ns for flow, b in kept if b.total > levels.get(flow, b.total)), default=begun.time_ns)
         return self.found.ended or not self._is_over(last_ns, now_ns)
@@ -255,7 +275,7 @@ class Job:
         """The job is over: its last iteration, if that was a whole one, ends with its traffic."""
         rows = self._since(bursts)
         last: list[InferredIteration] = []
-        whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= _TOLERANCE * self.volume
+        whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= self.tolerance * self.volume
         if self._open and whole and not self._reported:
             ends = {flow: b.ended_ns for flow, b in self._kept(bursts)}
             last = [self._iteration(self._open, int(rows["end_ns"][-1]), ends)]
@@ -296,7 +316,7 @@ class Job:
         if self._open is None or not len(rows):
             return None
         total = int(rows["level"][-1] + rows["volume"][-1])
-        if total <= (1 + _TOLERANCE) * self.volume:
+        if total <= (1 + self.tolerance) * self.volume:
             return None
         if self._staggered:
             onsets, waiting = self._each(self._open.levels, 1, bursts)
@@ -325,10 +345,10 @@ class Job:
         onsets, waiting = {}, 0
         for flow, b in self._kept(bursts):
             expected = levels.get(flow, b.total) + iterations * self._shares[flow]
-            if iterations > 0 and b.total <= expected + _TOLERANCE * self._shares[flow]:
+            if iterations > 0 and b.total <= expected + self.tolerance * self._shares[flow]:
                 waiting += 1
                 continue
-            rows = b.rows_around(expected - _TOLERANCE * self._shares[flow])
+            rows = b.rows_around(expected - self.tolerance * self._shares[flow])
             near = self._nearest if self._staggered else self._boundary
             index = near(rows, expected, self._shares[flow])
             if index is not None:
@@ -336,13 +356,13 @@ class Job:
         return onsets, waiting
 
     def _boundary(self, rows: Table, level: float, volume: float) -> int | None:
-        slack = _TOLERANCE * volume
+        slack = self.tolerance * volume
         return beginning(rows, pauses_before(rows), (level - slack, level, level + slack), volume, self._baseline_ns)
 
     def _nearest(self, rows: Table, level: float, volume: float) -> int | None:
         separate = np.abs(rows["level"] - level)
         index = int(np.argmin(separate))
-        return index if separate[index] <= max(_TOLERANCE * volume, SEGMENT_BYTES) else None
+        return index if separate[index] <= max(self.tolerance * volume, SEGMENT_BYTES) else None
 
     def _agreed(self, onsets: Mapping[int, tuple[int, int]], bursts: Mapping[int, Bursts]) -> Start:
         """The first of the flows' own beginnings, but for those too far from most."""
@@ -375,7 +395,7 @@ class Job:
         long = np.flatnonzero(pauses[1:] >= self._baseline_ns) + 1
         volume = self.volume
         for index in long:
-            following = np.abs(levels[long] - levels[index] - volume) <= _TOLERANCE * volume
+            following = np.abs(levels[long] - levels[index] - volume) <= self.tolerance * volume
             if following.any():
                 return self._all_at(int(rows["start_ns"][index]), bursts)
         return None
@@ -391,7 +411,7 @@ class Job:
         if before is None:
             return None
         volume = sum(level - before.levels.get(flow, level) for flow, level in levels.items())
-        if abs(volume - self.volume) <= _TOLERANCE * self.volume:
+        if abs(volume - self.volume) <= self.tolerance * self.volume:
             self._volumes.append(volume)
         if not reported:
             self._periods.append(time_ns - before.time_ns)
@@ -460,7 +480,7 @@ class Job:
         self._grouped = 2 * self._number + INTERVALS
         groups = groups_of(self.flows, self._shares, bursts, self._begun[0], self.one_phase)
         pattern = PIPELINE if [group.kind for group in groups] == [PIPELINE] else self.found.pattern
-        self.found = replace(self.found, groups=groups, pattern=pattern)
+        self.found = replace(self.found, groups=(*groups, *self._their_groups), pattern=pattern)
 
     def _described(self) -> InferredJob:
         senders = len({sender for sender, _ in self.flows.values()})

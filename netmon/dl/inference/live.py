@@ -14,10 +14,10 @@ import numpy.typing as npt
 from netmon.dl.grouped import joined as joined_rows
 from netmon.dl.inference.beginnings import from_the_beginning, pauses_often, starts
 from netmon.dl.inference.bursts import Bursts, Edge, add_buckets, are_gradients, summed
-from netmon.dl.inference.grouping import Group, addresses, are_split, groups, joined
+from netmon.dl.inference.grouping import EXPERT, UNKNOWN, Group, addresses, are_split, groups, joined
 from netmon.dl.inference.job import Job, Words
 from netmon.dl.inference.repetition import INTERVALS, Candidate, Repetition, repetition
-from netmon.dl.inference.topology import strongly_connected
+from netmon.dl.inference.topology import numerically, strongly_connected
 from netmon.dl.inference.types import (
     CONTROL,
     GRADIENT,
@@ -27,7 +27,9 @@ from netmon.dl.inference.types import (
     InferredIteration,
     InferredJob,
     LinkFlow,
+    TrafficGroup,
 )
+from netmon.dl.inference.uneven import Mixture, MixtureJob, companions, mixture
 from netmon.records import Direction, Table, empty
 
 _CONTROL_SHARE = 0.02  # of the bytes per iteration that one of the job's flows carries, at most, of all of them one way
@@ -132,7 +134,7 @@ class Verdicts:
 
     def _of(self, job: Job) -> dict[int, FlowVerdict]:
         """Of the flows between its members that have gone on; of all when the job has changed."""
-        basis = job.found.members, *job.flows
+        basis = job.found.members, *job.all_flows
         known = self._known.get(job.name)
         changed = known is None or known.basis != basis
         if known is None or changed:
@@ -160,7 +162,7 @@ class Verdicts:
         return verdicts
 
     def _basis(self, job: Job, basis: tuple[object, ...]) -> "_Known":
-        gradient = {ends_of(self._flows[flow]) for flow in job.flows if flow in self._flows}
+        gradient = {ends_of(self._flows[flow]) for flow in job.all_flows if flow in self._flows}
         reverse = {(dst, src, dst_port, src_port, protocol) for src, dst, src_port, dst_port, protocol in gradient}
         begun = [self._first_ns[flow] for flow in job.flows if flow in self._first_ns]
         members = {member: index for index, member in enumerate(job.found.members)}
@@ -520,6 +522,8 @@ class Inference:
         self._words = Words(self._resolution_ns)
         self._looking = ScanSchedule(self._flows, self._bursts, self._resolution_ns)
         self._taken: list[tuple[dict[int, Edge], int]] = []  # the jobs' flows, and how many there were
+        self._mixtures_ns = 0  # when jobs of uneven steps are to be looked for next
+        self._in_vain: dict[int, int] = {}  # by the least flow of connected ones, when to do so there
         self._searched: dict[str, int] = {}  # by address, when to search again where many flows made no job
         self._reported_until: dict[int, int] = {}  # of flows whose job was a mistake
         self._pending: list[Table] = []
@@ -591,11 +595,13 @@ class Inference:
         self._report_taken(until_ns)
         for free in self._repeating(until_ns):
             iterations += self._find_jobs(free, until_ns)
+        iterations += self._find_mixtures(until_ns)
         jobs = tuple(job for each in self._jobs if self._reported.get(each.name) != (job := each.describe()))
         self._reported |= {job.name: job for job in jobs}
         self._jobs = [job for job in self._jobs if not self._is_over(job)]
         names = {job.name for job in self._jobs}
         self._reported = {name: job for name, job in self._reported.items() if name in names}
+        self._in_vain = {flow: time_ns for flow, time_ns in self._in_vain.items() if time_ns > until_ns}
         self._searched = {address: time_ns for address, time_ns in self._searched.items() if time_ns > until_ns}
         self._until_ns = until_ns
         return Findings(jobs, tuple(iterations), self._verdicts.new(self._jobs))
@@ -613,7 +619,7 @@ class Inference:
 
     def _since(self, flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """From when on rows of each of these flows are taken as they are."""
-        of_jobs = {number for job in self._jobs for number in job.flows}
+        of_jobs = {number for job in self._jobs for number in job.all_flows}
         distinct, index = np.unique(flow, return_inverse=True)
         since = [self._until_ns if number in of_jobs else self._last_ns(number) for number in distinct.tolist()]
         return np.array(since, np.int64)[index]
@@ -684,14 +690,15 @@ class Inference:
 
     def _report_taken(self, until_ns: int) -> None:
         """Which flows are of jobs, where that has changed."""
-        taken = [(job.flows, len(job.flows)) for job in self._jobs]
+        taken = [(job.flows, len(job.flows) + len(job.companions)) for job in self._jobs]
         same = len(taken) == len(self._taken) and all(
             flows is before and count == number
             for (flows, count), (before, number) in zip(taken, self._taken, strict=True)
         )
         if not same:
             self._taken = taken
-            ends = (ends_of(self._flows[flow]) for flows, _ in taken for flow in flows if flow in self._flows)
+            flows = (flow for job in self._jobs for flow in job.all_flows if flow in self._flows)
+            ends = (ends_of(self._flows[flow]) for flow in flows)
             self._looking.take(ends, until_ns)
 
     def _candidate(self, flow: int) -> Candidate:
@@ -714,7 +721,7 @@ class Inference:
                 iterations += grown
                 continue
             after_ns = max(self._reported_until.get(flow, -1) for flow in group.flows)
-            job = Job(self._name(group), group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
+            job = Job(self._name(group.flows), group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
             self._jobs.append(job)
             own = [c for c in candidates if c.flow in group.flows]
             begun = group.starts
@@ -730,12 +737,55 @@ class Inference:
             iterations += job.follow(self._bursts, until_ns)
         return iterations
 
+    def _find_mixtures(self, until_ns: int) -> list[InferredIteration]:
+        """Jobs, and more of jobs, that carry other bytes in each step; looked for once a second, and seldom in vain."""
+        if until_ns < self._mixtures_ns:
+            return []
+        self._mixtures_ns = until_ns + _RETRY_NS
+        self._report_taken(until_ns)
+        iterations: list[InferredIteration] = []
+        for flows in self._looking.around(self._looking.looks, until_ns):
+            first = min(flows)
+            if self._in_vain.get(first, 0) > until_ns:
+                continue
+            candidates = [self._candidate(flow) for flow in flows]
+            age_ns = until_ns - min(c.bursts.first_ns for c in candidates)
+            self._in_vain[first] = until_ns + min(_SPARED_NS, age_ns // _RETRY_SHARE)
+            if not self._join(candidates) and (found := mixture(candidates, until_ns, self._resolution_ns)):
+                iterations += self._begin_mixture(found, until_ns)
+        return iterations
+
+    def _join(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether some of them are more of jobs that are there."""
+        joined_some, known = False, addresses(candidates)
+        for job in self._jobs:
+            members = known.intersection(job.found.members)
+            if job.found.ended or len(members) < 2:
+                continue
+            own = [c for c in candidates if members.issuperset(c.edge)]
+            for flows in companions(own, job.begun_ns, self._resolution_ns):
+                group = sorted(addresses(flows), key=numerically)
+                volume = sum(c.bursts.since(int(job.begun_ns[0])) for c in flows) / (len(job.begun_ns) * len(group))
+                kind = EXPERT if len(group) > 2 else UNKNOWN
+                job.join({c.flow: c.edge for c in flows}, TrafficGroup(kind, tuple(group), int(volume)))
+                joined_some = True
+        return joined_some
+
+    def _begin_mixture(self, found: Mixture, until_ns: int) -> list[InferredIteration]:
+        few = len(found.repetition.onsets_ns) <= _ALONE_STAGGERED
+        if few and self._has_others(Group(found.flows, found.repetition), until_ns):
+            return []
+        after_ns = max(self._reported_until.get(flow, -1) for flow in found.flows)
+        job = MixtureJob(self._name(found.flows), found, self._hosts, self._words, self._resolution_ns, after_ns)
+        self._jobs.append(job)
+        return job.begin(found.repetition, self._bursts, found.starts) + job.follow(self._bursts, until_ns)
+
     def _has_others(self, group: Group, until_ns: int) -> bool:
         """Whether its members exchange much in other flows of no job, with whoever they can reach and be reached by."""
         begun_ns = int(group.repetition.onsets_ns[0])
         members = {address for edge in group.flows.values() for address in edge}
         own = {ends_of(self._flows[flow]) for flow in group.flows}
-        own |= {ends_of(self._flows[flow]) for job in self._jobs for flow in job.flows if flow in self._flows}
+        own |= {ends_of(self._flows[flow]) for job in self._jobs for flow in job.all_flows if flow in self._flows}
         least = min(self._bursts[flow].since(begun_ns) for flow in group.flows)
         for flow, bursts in self._bursts.items():
             what = self._flows[flow]
@@ -745,10 +795,10 @@ class Inference:
                 return True
         return False
 
-    def _name(self, group: Group) -> str:
+    def _name(self, edges: Mapping[int, Edge]) -> str:
         """By its members and its first connection, so that whoever finds the job calls it the same."""
-        flows = [self._flows[flow] for flow in group.flows]
-        members = sorted({address for edge in group.flows.values() for address in edge})
+        flows = [self._flows[flow] for flow in edges]
+        members = sorted({address for edge in edges.values() for address in edge})
         first = min((flow.src, flow.dst, flow.src_port, flow.dst_port) for flow in flows)
         stem = f"traffic-{blake2b(repr((members, first)).encode(), digest_size=3).hexdigest()}"
         taken = {job.name for job in self._jobs}
