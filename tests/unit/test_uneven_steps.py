@@ -26,14 +26,16 @@ class Experts:
         sums = ring(*members)
         self.sums = [wire.flow(edge, 41_000) if own_connections else self.pairs[edge] for edge in sums]
         self.now, self.longest = 0.0, 1.05  # × the computing before an exchange
+        self.late_ms = dict.fromkeys(members, 0)
 
     def exchange(self, compute_ms, stalled_ms=0):
         """Compute, then send to everybody."""
         start = self.now + (compute_ms * self.wire.random.uniform(1, self.longest) + stalled_ms) * MS
         sizes = self.wire.random.uniform(20_000, 600_000, len(self.pairs)).astype(int).tolist()
         ends = [
-            self.wire.send(flow, start + self.wire.random.uniform(0, 0.5) * MS, size, RATE)
-            for flow, size in zip(self.pairs.values(), sizes, strict=True)
+            self.wire.send(flow, start + (self.late_ms[a] + self.wire.random.uniform(0, 0.5)) * MS, size, RATE)
+            - self.late_ms[a] * MS
+            for ((a, _), flow), size in zip(self.pairs.items(), sizes, strict=True)
         ]
         self.now = max(ends)
         return START + start
@@ -49,7 +51,12 @@ class Experts:
             for each in stalled[2 * self.layers :]:
                 self.exchange(compute_ms, 80 * bool(each))
             if self.shared:
-                self.now = max(self.wire.send(flow, self.now, self.shared, RATE) for flow in self.sums)
+                late = [self.late_ms[a] * MS for a in self.late_ms]
+                ends = [
+                    self.wire.send(flow, self.now + after, self.shared, RATE) - after
+                    for flow, after in zip(self.sums, late, strict=True)
+                ]
+                self.now = max(ends)
             self.now += self.optimizer_ms * MS
         return begun
 
@@ -75,6 +82,15 @@ def test_steps_of_experts_are_counted(options):
     assert groups_of(said) == {("expert", ("1", "2", "3", "4"))}
     assert said.jobs["traffic-1"].pattern == "clique"
     assert {traffic for _, _, traffic in said.verdicts.values()} == {"gradient"}
+
+
+def test_ranks_that_are_never_silent_together():
+    wire = Wire()
+    experts = Experts(wire, "1234")
+    experts.late_ms = {"1": 0, "2": 6, "3": 12, "4": 18}
+    begun = experts.train(40)
+    said = replay(wire, after_s=15, watched=True)
+    assert_same_iterations(said, begun)
 
 
 def test_stalls_cost_no_step():

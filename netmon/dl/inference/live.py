@@ -751,7 +751,7 @@ class Inference:
             candidates = [self._candidate(flow) for flow in flows]
             age_ns = until_ns - min(c.bursts.first_ns for c in candidates)
             self._in_vain[first] = until_ns + min(_SPARED_NS, age_ns // _RETRY_SHARE)
-            if not self._join(candidates) and (found := mixture(candidates, until_ns, self._resolution_ns)):
+            if not self._join(candidates) and (found := mixture(candidates, until_ns)):
                 iterations += self._begin_mixture(found, until_ns)
         return iterations
 

@@ -184,7 +184,7 @@ class Mixture:
     starts: list[Start]
 
 
-def mixture(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Mixture | None:
+def mixture(candidates: Sequence[Candidate], now_ns: int) -> Mixture | None:
     """Of flows between hosts that reach each other, those that are a job of uneven steps; None: there is none."""
     for flows in _all_to_all(candidates):
         tables = dict(zip((c.flow for c in flows), _known(flows), strict=True))
@@ -196,15 +196,12 @@ def mixture(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) ->
         onsets_ns = np.array([time_ns for time_ns, _ in starts])
         if not _most_differ([*tables.values()], onsets_ns):
             continue
-        rows = together([*tables.values()], resolution_ns)
-        level = rows["level"][rows["start_ns"].searchsorted(onsets_ns)]
-        if level[0] > _SOONEST * np.median(np.diff(level)):  # what came before is a step, too
-            first = {flow: int(rows["level"][0]) for flow, rows in tables.items() if len(rows)}
-            starts = [(int(rows["start_ns"][0]), first), *starts]
-        pause_ns = float(np.median(told.pauses[..., 1] - told.pauses[..., 0]))
-        return Mixture(
-            edges, told.landmarks, Repetition(int(np.median(np.diff(level))), onsets_ns, level, pause_ns), starts
-        )
+        first = {flow: int(rows["level"][0]) for flow, rows in tables.items() if len(rows)}
+        level = np.array([sum(levels.values()) for _, levels in starts])
+        volume, pause_ns = int(np.median(np.diff(level))), float(np.median(np.diff(told.pauses, axis=-1)))
+        if level[0] - sum(first.values()) > _SOONEST * volume:  # what came before is a step, too
+            starts = [(min(int(rows["start_ns"][0]) for rows in tables.values() if len(rows)), first), *starts]
+        return Mixture(edges, told.landmarks, Repetition(volume, onsets_ns, level, pause_ns), starts)
     return None
 
 
@@ -263,6 +260,8 @@ def _agreed(found: Mapping[int, _Found]) -> _Told | None:
             most = np.mean([at_once[flow] for flow in agreed], axis=0) > 0.5
             most[1:] &= np.diff(lead) >= _SOONEST * np.median(np.diff(lead))
             pauses = np.stack([found[flow].pauses[index[flow]] for flow in agreed], axis=1)[most]
+            if len(pauses) < _LEAST_STEPS:
+                continue
             best = _Told({flow: found[flow].landmarks for flow in agreed}, pauses)
     return best
 
