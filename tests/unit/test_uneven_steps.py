@@ -93,6 +93,25 @@ def test_ranks_that_are_never_silent_together():
     assert_same_iterations(said, begun)
 
 
+def test_a_forward_pass_is_no_exchange_after_which_steps_end():
+    """Its pauses are half as long as those of the backward pass, during which each layer's gradients are summed."""
+    wire = Wire()
+    experts, ends = Experts(wire, "123", own_connections=True), []
+    for _ in range(40):
+        for _ in range(12):
+            experts.exchange(8)
+        for number in range(12):
+            experts.exchange(17)
+            if number % 2:
+                experts.now = max(wire.send(flow, experts.now, 600_000, RATE) for flow in experts.sums)
+        ends.append(START + experts.now)
+        experts.now += 15 * MS
+    said = replay(wire, after_s=15, watched=True)
+    found = np.array([i.end_ns for i in said.iterations])
+    assert len(found) == len(ends)
+    assert np.abs(found - np.array(ends)).max() < 30 * MS
+
+
 def test_stalls_cost_no_step():
     wire = Wire()
     begun = Experts(wire, "123").train(60, stalls=0.03)
@@ -114,7 +133,7 @@ def test_they_are_followed_when_more_has_been_sent_than_is_kept(options):
 def test_steps_are_told_by_their_bytes_where_all_becomes_slow():
     """Flows without sums pause for longest while these go on; when others wait for a slow link, they pause so, too."""
     wire = Wire()
-    experts = Experts(wire, "1234", shared=40_000_000)
+    experts = Experts(wire, "1234", shared=20_000_000)
     begun = experts.train(20) + experts.train(60, stalls=0.3)
     said = replay(wire, after_s=15, watched=True)
     starts = said.starts()

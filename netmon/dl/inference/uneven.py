@@ -37,6 +37,7 @@ _FINER = 1.3  # times: from one pause that may part exchanges to the next
 _CUTS, _STANDS_OUT = 4, 1.25  # gaps between exchanges' bytes, or pauses, that are tried; times, that one is wide
 _MOST_PARTS = 4  # of a step, that may be as regular as the step
 _FEW = 3  # steps that show that
+_SHORT_PAUSES = 3  # × as short as most of those between exchanges: they may part a pass's exchanges, too
 _HEAVIEST = 8  # flows whose landmarks are looked for
 _AT_ONCE = 0.25  # of a step, that landmarks of two flows may be apart
 _PHASES = 16  # of a step, from which exchanges are counted
@@ -130,9 +131,19 @@ def _of_exchanges(rows: Table, pause_ns: float, by_pause: bool, now_ns: int) -> 
         exactly = float((counts == np.bincount(counts).argmax()).mean())
         regular = _usual(counts) if exactly >= _REGULAR or len(marks) > _MANY_STEPS else 0.0
         parts = any(_one_stands_out(each[marks]) for each in (feature, other))
-        if regular >= _REGULAR and _usual(lasts) >= _AS_LONG and not parts:
+        parts |= not by_pause and _are_many(rows, points, marks)
+        uneven = _differ(np.diff(rows["level"][points[marks]]))
+        if regular >= _REGULAR and _usual(lasts) >= _AS_LONG and uneven and not parts:
             landmarks = Landmarks(pause_ns, by_pause, above, float(np.median(counts)))
             yield _Found(landmarks, _pauses_before(rows, points, marks + (not by_pause)), regular)
+
+
+def _are_many(rows: Table, points: _Numbers, marks: _Numbers) -> bool:
+    """Whether what carries most is a whole forward pass: its pauses are shorter than most, and part no exchanges."""
+    pauses = pauses_before(rows)
+    finer = np.flatnonzero(pauses >= np.median(pauses[points]) / _SHORT_PAUSES)
+    counts = np.diff(finer.searchsorted(np.append(points, len(rows))))
+    return bool(np.median(counts[marks]) >= max(_LEAST_EXCHANGES, _SHORT_PAUSES * np.median(counts)))
 
 
 def _usual(values: _Numbers) -> float:
