@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_traffic import both_ways, ring
+from training_traffic import Wire, both_ways, ring
 
 from netmon.dl.grouped import sums_by_two
 from netmon.dl.inference.bursts import Bursts
 from netmon.dl.inference.job import Words
+from netmon.dl.inference.live import ScanSchedule
 from netmon.dl.inference.topology import blocks
 
 MS = 1_000_000
@@ -104,3 +105,18 @@ def test_sums_by_two_keys(rows):
         expected[major, minor] = expected.get((major, minor), 0) + value
     found = list(zip(*(column.tolist() for column in sums_by_two(*columns)), strict=True))
     assert found == [(*key, expected[key]) for key in sorted(expected)]
+
+
+def test_flows_of_which_none_was_looked_at_are_no_group():
+    wire = Wire()
+    for edge in both_ways(("1", "2")):
+        wire.flow(edge)
+    flows = dict(enumerate(wire.flows))
+    bursts = {flow: Bursts(MS) for flow in flows}
+    for each in bursts.values():
+        each.add(np.arange(8) * 50 * MS, np.full(8, 150_000), MS)
+    looking = ScanSchedule(flows, bursts, MS)
+    looking.went_on(flows, 500 * MS)
+    assert looking.around(flows, 500 * MS) == []
+    assert looking.scan(500 * MS)
+    assert [set(group) <= flows.keys() for group in looking.around(flows, 500 * MS)] == [True]

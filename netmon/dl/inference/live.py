@@ -374,7 +374,7 @@ class ScanSchedule:
                 group = groups[self._flows[own[0]].src]
                 if group in wanted:
                     wanted[group].append(own[0])
-        return list(wanted.values())
+        return [flows for flows in wanted.values() if flows]
 
     def _look_at(self, flow: int, until_ns: int) -> bool:
         bursts = self._bursts[flow]
@@ -762,10 +762,10 @@ class Inference:
             members = known.intersection(job.found.members)
             if job.found.ended or len(members) < 2:
                 continue
-            own = [c for c in candidates if members.issuperset(c.edge)]
-            for flows in companions(own, job.begun_ns, self._resolution_ns):
+            own, begun_ns = [c for c in candidates if members.issuperset(c.edge)], job.begun_ns
+            for flows in companions(own, begun_ns, self._resolution_ns):
                 group = sorted(addresses(flows), key=numerically)
-                volume = sum(c.bursts.since(int(job.begun_ns[0])) for c in flows) / (len(job.begun_ns) * len(group))
+                volume = sum(c.bursts.since(int(begun_ns[0])) for c in flows) / (len(begun_ns) * len(group))
                 kind = EXPERT if len(group) > 2 else UNKNOWN
                 job.join({c.flow: c.edge for c in flows}, TrafficGroup(kind, tuple(group), int(volume)))
                 joined_some = True
