@@ -14,13 +14,8 @@ class Experts:
     """Ranks that send each other as many tokens as a router says, there and back in both passes, and sum gradients."""
 
     def __init__(self, wire, *groups, layers=2, shared=1_500_000, own_connections=False, optimizer_ms=0, loss_ms=0):
-        self.wire, self.layers, self.shared, self.optimizer_ms, self.loss_ms = (
-            wire,
-            layers,
-            shared,
-            optimizer_ms,
-            loss_ms,
-        )
+        self.wire, self.layers, self.shared = wire, layers, shared
+        self.optimizer_ms, self.loss_ms = optimizer_ms, loss_ms
         self.pairs = {edge: wire.flow(edge) for group in groups for edge in permutations(group, 2)}
         members = [member for group in groups for member in group]
         sums = ring(*members)

@@ -23,7 +23,7 @@ _PACKED = np.dtype([("start", "<u4"), ("length_ns", "<u4"), ("volume", "<u4")])
 _PACK = np.dtype([("base_ns", "<i8"), ("rows", _PACKED, (_BLOCK,))])
 """A block. start: in units of the resolution since base_ns."""
 _FITS = 1 << 32
-_NEVER = int(np.iinfo(np.int64).max)
+NEVER = int(np.iinfo(np.int64).max)
 
 _Column = npt.NDArray[np.int64]
 
@@ -63,7 +63,7 @@ class Bursts:
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
-        self.kept_ns = _NEVER  # pauses of at least so long are never forgotten
+        self.kept_ns = NEVER  # pauses of at least so long are never forgotten
         self.spared = False  # what it is is known: it is looked at less often, and less of it is kept
 
     def __len__(self) -> int:

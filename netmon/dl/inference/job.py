@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.inference.beginnings import MOST_PARTS, Start
-from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
+from netmon.dl.inference.bursts import NEVER, SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
 from netmon.dl.inference.grouping import PIPELINE, SHORT_NS, groups_of
 from netmon.dl.inference.repetition import INTERVALS, Repetition, beginning, one_differs, recurs, repetition
 from netmon.dl.inference.topology import ordered, pattern_of
@@ -57,7 +57,6 @@ class Words:
 _PATIENCE = 2  # periods that some flows of a staggered job may be behind
 _LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not what they were; this is no job
 _REMEMBERED = 16  # iterations
-_NEVER = int(np.iinfo(np.int64).max)
 _LONGER = 1.5  # times the bytes: other iterations
 _EARLY = 64  # iterations
 _SOON = 0.1  # of the period
@@ -302,13 +301,17 @@ class Job:
         """What the flows did together since the open iteration began."""
         if self._open is None:
             return together([], self._resolution_ns)
-        levels = self._open.levels
-        kept = []
+        return together(self._each_since(self._open, bursts).values(), self._resolution_ns)
+
+    def _each_since(self, begun: Beginning, bursts: Mapping[int, Bursts]) -> dict[int, Table]:
+        """What each flow did since an iteration began; those that have gone on."""
+        found = {}
         for flow, b in self._kept(bursts):
-            if b.total > levels.get(flow, b.total):
-                rows = b.rows_around(levels[flow])
-                kept.append(rows[rows["level"].searchsorted(levels[flow]) :])
-        return together(kept, self._resolution_ns)
+            level = begun.levels.get(flow, b.total)
+            if b.total > level:
+                rows = b.rows_around(level)
+                found[flow] = rows[rows["level"].searchsorted(level) :]
+        return found
 
     def _find_next(self, bursts: Mapping[int, Bursts], now_ns: int) -> Start | None:
         """Where the next iteration begins, and the bytes of every flow before it; None if that is not known yet."""
@@ -453,7 +456,7 @@ class Job:
             receiver = self.flows[flow][1]
             if receiver in last:
                 last[receiver] = max(last[receiver], flow_end_ns)
-        next_ns = self._open.time_ns if self._open and self._open is not begun else _NEVER
+        next_ns = self._open.time_ns if self._open and self._open is not begun else NEVER
         return tuple(self._through(member, min(time_ns, end_ns), next_ns) for member, time_ns in last.items())
 
     def _through_by_themselves(self, ends: Mapping[int, int]) -> tuple[int, ...]:
@@ -463,7 +466,7 @@ class Job:
         for member in self.found.members:
             own = [flow for flow, edge in self.flows.items() if member in edge]
             last_ns = max((ends[flow] for flow in own if flow in ends), default=0)
-            next_ns = min((begun[flow] for flow in own if begun.get(flow, 0) > last_ns), default=_NEVER)
+            next_ns = min((begun[flow] for flow in own if begun.get(flow, 0) > last_ns), default=NEVER)
             through.append(self._through(member, last_ns, next_ns))
         return tuple(through)
 

@@ -87,10 +87,10 @@ def recurs(rows: Table, volume: int) -> bool:
 _ROUNDS = 4  # at least: that one of two parts is longer in as many by chance has a probability of 1 in 35
 
 
-def one_differs(periods: npt.NDArray[np.int64], parts: int) -> bool:
+def one_differs(periods: npt.NDArray[np.int64], parts: int, least_rounds: int = _ROUNDS) -> bool:
     """Whether, of so many that follow each other, one always takes longer than all the others do, or always less."""
     rounds = len(periods) // parts
-    if parts < 2 or rounds < _ROUNDS:
+    if parts < 2 or rounds < least_rounds:
         return False
     table = periods[len(periods) - rounds * parts :].reshape(rounds, parts)
     least, most = table.min(axis=0), table.max(axis=0)

@@ -21,7 +21,7 @@ from netmon.dl.inference.beginnings import Start
 from netmon.dl.inference.bursts import Bursts, Edge, pauses_before, together
 from netmon.dl.inference.grouping import EXPERT
 from netmon.dl.inference.job import Beginning, Job, Words
-from netmon.dl.inference.repetition import Candidate, Repetition, nearest
+from netmon.dl.inference.repetition import Candidate, Repetition, nearest, one_differs
 from netmon.dl.inference.topology import strongly_connected
 from netmon.dl.inference.types import InferredIteration, TrafficGroup
 from netmon.records import Table
@@ -35,7 +35,7 @@ _MOST_EXCHANGES = 512
 _REGULAR, _AS_LONG, _ABOUT = 0.85, 0.6, 0.3  # of the steps have as many exchanges, and last as long, but for so much
 _FINER = 1.3  # times: from one pause that may part exchanges to the next
 _CUTS, _STANDS_OUT = 4, 1.25  # gaps between exchanges' bytes, or pauses, that are tried; times, that one is wide
-_MOST_PARTS = 4  # of a step, that may be as regular as the step
+_PARTS = (2, 3, 4)  # of a step, that may be as regular as the step: one differs from the others
 _FEW = 3  # steps that show that
 _SHORT_PAUSES = 3  # × as short as most of those between exchanges: they may part a pass's exchanges, too
 _HEAVIEST = 8  # flows whose landmarks are looked for
@@ -130,10 +130,10 @@ def _of_exchanges(rows: Table, pause_ns: float, by_pause: bool, now_ns: int) -> 
             continue
         exactly = float((counts == np.bincount(counts).argmax()).mean())
         regular = _usual(counts) if exactly >= _REGULAR or len(marks) > _MANY_STEPS else 0.0
-        parts = any(_one_stands_out(each[marks]) for each in (feature, other))
-        parts |= not by_pause and _are_many(rows, points, marks)
-        uneven = _differ(np.diff(rows["level"][points[marks]]))
-        if regular >= _REGULAR and _usual(lasts) >= _AS_LONG and uneven and not parts:
+        if regular < _REGULAR or _usual(lasts) < _AS_LONG or not _differ(np.diff(rows["level"][points[marks]])):
+            continue
+        longer = (one_differs(each[marks], parts, _FEW) for each in (feature, other) for parts in _PARTS)
+        if not any(longer) and (by_pause or not _are_many(rows, points, marks)):
             landmarks = Landmarks(pause_ns, by_pause, above, float(np.median(counts)))
             yield _Found(landmarks, _pauses_before(rows, points, marks + (not by_pause)), regular)
 
@@ -172,16 +172,6 @@ def _differ(volumes: _Numbers) -> bool:
     return True
 
 
-def _one_stands_out(feature: _Numbers) -> bool:
-    """Whether every second, third or fourth landmark is above all others: the steps are as many times as long."""
-    for parts in range(2, _MOST_PARTS + 1):
-        table = feature[len(feature) % parts :].reshape(-1, parts)
-        least, most = table.min(axis=0), table.max(axis=0)
-        if len(table) >= _FEW and (least > np.sort(most)[-2]).any():
-            return True
-    return False
-
-
 # --- Flows that exchange so.
 
 
@@ -198,8 +188,8 @@ class Mixture:
 def mixture(candidates: Sequence[Candidate], now_ns: int) -> Mixture | None:
     """Of flows between hosts that reach each other, those that are a job of uneven steps; None: there is none."""
     for flows in _all_to_all(candidates):
-        tables = dict(zip((c.flow for c in flows), _known(flows), strict=True))
-        edges = {c.flow: c.edge for c in flows}
+        tables = _known(flows)
+        edges = {c.flow: c.edge for c in flows if c.flow in tables}
         told = _told_by(edges, tables, now_ns)
         if told is None:
             continue
@@ -207,11 +197,11 @@ def mixture(candidates: Sequence[Candidate], now_ns: int) -> Mixture | None:
         onsets_ns = np.array([time_ns for time_ns, _ in starts])
         if not _most_differ([*tables.values()], onsets_ns):
             continue
-        first = {flow: int(rows["level"][0]) for flow, rows in tables.items() if len(rows)}
+        first = {flow: int(rows["level"][0]) for flow, rows in tables.items()}
         level = np.array([sum(levels.values()) for _, levels in starts])
         volume, pause_ns = int(np.median(np.diff(level))), float(np.median(np.diff(told.pauses, axis=-1)))
         if level[0] - sum(first.values()) > _SOONEST * volume:  # what came before is a step, too
-            starts = [(min(int(rows["start_ns"][0]) for rows in tables.values() if len(rows)), first), *starts]
+            starts = [(min(int(rows["start_ns"][0]) for rows in tables.values()), first), *starts]
         return Mixture(edges, told.landmarks, Repetition(volume, onsets_ns, level, pause_ns), starts)
     return None
 
@@ -229,7 +219,7 @@ def _start(edges: Mapping[int, Edge], tables: Mapping[int, Table], pauses: Mappi
         if index < len(rows):
             levels[flow] = int(rows["level"][index])
             begins.append(int(rows["start_ns"][index]))
-        elif len(rows):
+        else:
             levels[flow] = int(rows["level"][-1] + rows["volume"][-1])
     return min(begins), levels
 
@@ -279,20 +269,26 @@ def _agreed(found: Mapping[int, _Found]) -> _Told | None:
 
 def companions(candidates: Sequence[Candidate], onsets_ns: _Numbers, resolution_ns: int) -> list[list[Candidate]]:
     """Of flows between members of a job whose last steps began then, those that exchange as often in each of them."""
-    found = []
+    found: list[list[Candidate]] = []
+    if len(onsets_ns) <= _LEAST_STEPS:
+        return found
     for flows in _all_to_all(candidates):
-        tables = _known(flows)
+        tables = [*_known(flows).values()]
         if _keep_step(together(tables, resolution_ns), onsets_ns) and _most_differ(tables, onsets_ns):
             found.append(flows)
     return found
 
 
-def _known(flows: Sequence[Candidate]) -> list[Table]:
-    """What all of them have sent since the same time, as much as may be looked at."""
-    tables = [c.bursts.rows[-_MOST_ROWS // len(flows) :] for c in flows]
-    cut = [rows for rows, c in zip(tables, flows, strict=True) if c.bursts.forgetful or len(rows) < len(c.bursts)]
+def _known(flows: Sequence[Candidate]) -> dict[int, Table]:
+    """What all of them have sent since the same time, as much as may be looked at; those that have."""
+    tables = {c.flow: c.bursts.rows[-_MOST_ROWS // len(flows) :] for c in flows}
+    cut = [tables[c.flow] for c in flows if c.bursts.forgetful or len(tables[c.flow]) < len(c.bursts)]
     since = max((int(rows["start_ns"][0]) for rows in cut), default=0)
-    return [rows[rows["start_ns"].searchsorted(since) :] for rows in tables]
+    return {
+        flow: rows[rows["start_ns"].searchsorted(since) :]
+        for flow, rows in tables.items()
+        if rows["start_ns"][-1] >= since
+    }
 
 
 def _most_differ(tables: Sequence[Table], onsets_ns: _Numbers) -> bool:
@@ -303,7 +299,7 @@ def _most_differ(tables: Sequence[Table], onsets_ns: _Numbers) -> bool:
 
 def _keep_step(rows: Table, onsets_ns: _Numbers) -> bool:
     """Whether flows together make as many exchanges in each step, wherever in a step that is counted from."""
-    if len(onsets_ns) <= _LEAST_STEPS or len(rows) < _LEAST_STEPS * _LEAST_EXCHANGES:
+    if len(rows) < _LEAST_STEPS * _LEAST_EXCHANGES:
         return False
     pauses, period_ns = pauses_before(rows), float(np.median(np.diff(onsets_ns)))
     for power in range(int(pauses[1:].max()).bit_length() - 1, int(pauses[1:].min()).bit_length() - 2, -1):
@@ -357,20 +353,19 @@ class MixtureJob(Job):
         self._landmarks = _followed(found.landmarks)
         self._looked = 0  # steps when the landmarks were looked for last
 
-    def begin(
-        self, found: Repetition, bursts: Mapping[int, Bursts], starts: Sequence[Start] = ()
-    ) -> list[InferredIteration]:
-        """As Job.begin; no pause between exchanges is forgotten from now on."""
-        for flow, each in self._landmarks.items():
-            bursts[flow].kept_ns = int(each.pause_ns)
-        return super().begin(found, bursts, starts)
-
     def follow(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration]:
-        """As Job.follow."""
+        """As Job.follow; no pause between exchanges is forgotten."""
+        for flow, each in self._landmarks.items():
+            if flow in bursts:
+                bursts[flow].kept_ns = int(each.pause_ns)
         ended: list[InferredIteration] = []
-        while pauses := self._pauses_after(bursts, now_ns):
-            tables = {flow: b.rows for flow, b in self._kept(bursts)}
-            iteration = self._next(*_start(self.flows, tables, pauses), bursts)
+        while self._open:
+            tables = self._each_since(self._open, bursts)
+            pauses = self._pauses_after(tables, now_ns)
+            if not pauses:
+                break
+            time_ns, levels = _start(self.flows, tables, pauses)
+            iteration = self._next(time_ns, self._open.levels | levels, bursts)
             ended += [iteration] if iteration else []
         rows = self._since(bursts)
         lost_ns = max(_LOST_NS, _LOST_PERIODS * self.period_ns)
@@ -379,18 +374,14 @@ class MixtureJob(Job):
             ended += self.end(bursts)
         return ended
 
-    def _pauses_after(self, bursts: Mapping[int, Bursts], now_ns: int) -> dict[int, _Numbers]:
+    def _pauses_after(self, tables: Mapping[int, Table], now_ns: int) -> dict[int, _Numbers]:
         """Of half of the flows with landmarks or more, after the open step; none: it goes on."""
-        if self._open is None:
-            return {}
-        flows, found = [flow for flow in self._landmarks if flow in bursts], {}
-        for flow in flows:
-            rows = bursts[flow].rows_around(self._open.levels[flow])
-            rows = rows[rows["level"].searchsorted(self._open.levels[flow]) :]
-            if len(rows):
-                pause = self._landmarks[flow].next(rows, now_ns)
-                if pause is not None:
-                    found[flow] = pause
+        found = {}
+        for flow, each in self._landmarks.items():
+            pause = each.next(tables[flow], now_ns) if flow in tables else None
+            if pause is not None:
+                found[flow] = pause
+        flows = self._landmarks.keys() & self.flows.keys()
         for first in sorted(int(pause[1]) for pause in found.values()):
             near = {flow: each for flow, each in found.items() if 0 <= each[1] - first <= _AT_ONCE * self.period_ns}
             if 2 * len(near) >= len(flows):
@@ -420,7 +411,3 @@ class MixtureJob(Job):
         if self._number and not self.found.groups:
             volume = int(self.volume / len(self.found.members))
             self.found = replace(self.found, groups=(TrafficGroup(EXPERT, self.found.members, volume),))
-
-    def _earlier(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> list[Start]:
-        """All that the landmarks tell is in the repetition with which it began."""
-        return []
