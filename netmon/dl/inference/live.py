@@ -29,7 +29,7 @@ from netmon.dl.inference.types import (
     LinkFlow,
     TrafficGroup,
 )
-from netmon.dl.inference.uneven import Mixture, MixtureJob, companions, mixture
+from netmon.dl.inference.uneven import UnevenJob, UnevenSteps, companions, uneven_steps
 from netmon.records import Direction, Table, empty
 
 _CONTROL_SHARE = 0.02  # of the bytes per iteration that one of the job's flows carries, at most, of all of them one way
@@ -522,7 +522,7 @@ class Inference:
         self._words = Words(self._resolution_ns)
         self._looking = ScanSchedule(self._flows, self._bursts, self._resolution_ns)
         self._taken: list[tuple[dict[int, Edge], int]] = []  # the jobs' flows, and how many there were
-        self._mixtures_ns = 0  # when jobs of uneven steps are to be looked for next
+        self._uneven_ns = 0  # when jobs of uneven steps are to be looked for next
         self._in_vain: dict[int, int] = {}  # by the least flow of connected ones, when to do so there
         self._searched: dict[str, int] = {}  # by address, when to search again where many flows made no job
         self._reported_until: dict[int, int] = {}  # of flows whose job was a mistake
@@ -595,7 +595,7 @@ class Inference:
         self._report_taken(until_ns)
         for free in self._repeating(until_ns):
             iterations += self._find_jobs(free, until_ns)
-        iterations += self._find_mixtures(until_ns)
+        iterations += self._find_uneven(until_ns)
         jobs = tuple(job for each in self._jobs if self._reported.get(each.name) != (job := each.describe()))
         self._reported |= {job.name: job for job in jobs}
         self._jobs = [job for job in self._jobs if not self._is_over(job)]
@@ -737,11 +737,11 @@ class Inference:
             iterations += job.follow(self._bursts, until_ns)
         return iterations
 
-    def _find_mixtures(self, until_ns: int) -> list[InferredIteration]:
+    def _find_uneven(self, until_ns: int) -> list[InferredIteration]:
         """Jobs, and more of jobs, that carry other bytes in each step; looked for once a second, and seldom in vain."""
-        if until_ns < self._mixtures_ns:
+        if until_ns < self._uneven_ns:
             return []
-        self._mixtures_ns = until_ns + _RETRY_NS
+        self._uneven_ns = until_ns + _RETRY_NS
         self._report_taken(until_ns)
         iterations: list[InferredIteration] = []
         for flows in self._looking.around(self._looking.looks, until_ns):
@@ -751,8 +751,8 @@ class Inference:
             candidates = [self._candidate(flow) for flow in flows]
             age_ns = until_ns - min(c.bursts.first_ns for c in candidates)
             self._in_vain[first] = until_ns + min(_SPARED_NS, age_ns // _RETRY_SHARE)
-            if not self._join(candidates) and (found := mixture(candidates, until_ns)):
-                iterations += self._begin_mixture(found, until_ns)
+            if not self._join(candidates) and (found := uneven_steps(candidates, until_ns)):
+                iterations += self._begin_uneven(found, until_ns)
         return iterations
 
     def _join(self, candidates: Sequence[Candidate]) -> bool:
@@ -771,12 +771,12 @@ class Inference:
                 joined_some = True
         return joined_some
 
-    def _begin_mixture(self, found: Mixture, until_ns: int) -> list[InferredIteration]:
+    def _begin_uneven(self, found: UnevenSteps, until_ns: int) -> list[InferredIteration]:
         few = len(found.repetition.onsets_ns) <= _ALONE_STAGGERED
         if few and self._has_others(Group(found.flows, found.repetition), until_ns):
             return []
         after_ns = max(self._reported_until.get(flow, -1) for flow in found.flows)
-        job = MixtureJob(self._name(found.flows), found, self._hosts, self._words, self._resolution_ns, after_ns)
+        job = UnevenJob(self._name(found.flows), found, self._hosts, self._words, self._resolution_ns, after_ns)
         self._jobs.append(job)
         return job.begin(found.repetition, self._bursts, found.starts) + job.follow(self._bursts, until_ns)
 

@@ -176,7 +176,7 @@ def _differ(volumes: _Numbers) -> bool:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class UnevenSteps:
     """Flows of which each of their hosts sends to each other one, and how their steps are told."""
 
     flows: dict[int, Edge]
@@ -185,7 +185,7 @@ class Mixture:
     starts: list[Start]
 
 
-def mixture(candidates: Sequence[Candidate], now_ns: int) -> Mixture | None:
+def uneven_steps(candidates: Sequence[Candidate], now_ns: int) -> UnevenSteps | None:
     """Of flows between hosts that reach each other, those that are a job of uneven steps; None: there is none."""
     for flows in _all_to_all(candidates):
         tables = _known(flows)
@@ -202,7 +202,7 @@ def mixture(candidates: Sequence[Candidate], now_ns: int) -> Mixture | None:
         volume, pause_ns = int(np.median(np.diff(level))), float(np.median(np.diff(told.pauses, axis=-1)))
         if level[0] - sum(first.values()) > _SOONEST * volume:  # what came before is a step, too
             starts = [(min(int(rows["start_ns"][0]) for rows in tables.values()), first), *starts]
-        return Mixture(edges, told.landmarks, Repetition(volume, onsets_ns, level, pause_ns), starts)
+        return UnevenSteps(edges, told.landmarks, Repetition(volume, onsets_ns, level, pause_ns), starts)
     return None
 
 
@@ -341,13 +341,13 @@ def _followed(landmarks: Mapping[int, Landmarks]) -> dict[int, Landmarks]:
     return by_bytes if len(by_bytes) > 1 else {**landmarks}
 
 
-class MixtureJob(Job):
+class UnevenJob(Job):
     """Follows the flows of one job whose steps are told by landmarks."""
 
     tolerance = 0.5
 
     def __init__(
-        self, name: str, found: Mixture, hosts: Mapping[str, str], words: Words, resolution_ns: int, after_ns: int
+        self, name: str, found: UnevenSteps, hosts: Mapping[str, str], words: Words, resolution_ns: int, after_ns: int
     ) -> None:
         super().__init__(name, found.flows, hosts, words, resolution_ns, after_ns)
         self._landmarks = _followed(found.landmarks)
