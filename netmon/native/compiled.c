@@ -685,12 +685,351 @@ out:
 	return result;
 }
 
+/* --- what the kernel has counted: records of closed buckets, and slots whose flow went quiet */
+
+struct record { /* KERNEL_BUCKET, of which a BUCKET becomes in place */
+	uint64_t start;
+	uint32_t wire, payload;
+	union {
+		struct {
+			uint32_t slot;
+			uint16_t generation, packets;
+		};
+		struct {
+			uint32_t flow, all_packets;
+		};
+	};
+};
+
+struct kernel_slot { /* SLOT */
+	uint32_t key[9], link_protocol;
+	uint64_t start;
+	uint32_t wire, payload;
+	uint16_t packets, generation;
+	uint32_t losses;
+};
+
+struct taken { /* TAKEN */
+	uint64_t start;
+	uint32_t wire, payload;
+	uint16_t packets, generation;
+	uint32_t losses, link;
+};
+
+enum { LIVE = 1, TAKEN };	/* states of slots */
+enum { MEMBER = 1, FORGOTTEN }; /* kinds of flows that have no id of their own */
+
+/* What is known of every slot, as far as the caller has it. */
+struct slots {
+	Py_ssize_t count;
+	uint32_t *flows;
+	uint16_t *generations;
+	uint8_t *states;
+	struct taken *taken;
+};
+
+static int slot_arrays(struct arrays *arrays, PyObject *tuple, struct slots *slots)
+{
+	if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != 4) {
+		PyErr_SetString(PyExc_ValueError, "no tuple of 4 arrays");
+		return -1;
+	}
+	slots->count = PyObject_Size(PyTuple_GetItem(tuple, 0));
+	return slots->count < 0 ||
+	       !(slots->flows = array(arrays, PyTuple_GetItem(tuple, 0), slots->count, 4, PyBUF_WRITABLE)) ||
+	       !(slots->generations = array(arrays, PyTuple_GetItem(tuple, 1), slots->count, 2, PyBUF_WRITABLE)) ||
+	       !(slots->states = array(arrays, PyTuple_GetItem(tuple, 2), slots->count, 1, PyBUF_WRITABLE)) ||
+	       !(slots->taken =
+			 array(arrays, PyTuple_GetItem(tuple, 3), slots->count, sizeof(struct taken), PyBUF_WRITABLE));
+}
+
+/* A hash table with open addresses: slot and generation → flow. */
+struct holders {
+	uint64_t *keys; /* 0: free */
+	uint32_t *flows;
+	int shift;
+};
+
+static uint64_t holder_key(uint32_t slot, uint16_t generation)
+{
+	return ((uint64_t)slot << 16 | generation) + 1;
+}
+
+static uint64_t holder_at(const struct holders *holders, uint64_t key)
+{
+	uint64_t mask = UINT64_MAX >> holders->shift, at = key * 0x9E3779B97F4A7C15ULL >> holders->shift;
+	while (holders->keys[at] && holders->keys[at] != key)
+		at = (at + 1) & mask;
+	return at;
+}
+
+static int make_holders(struct holders *holders, const uint32_t *slots, const uint16_t *generations,
+			const uint32_t *flows, Py_ssize_t count)
+{
+	size_t size = 2;
+	for (holders->shift = 63; size < 2 * (size_t)count; size *= 2)
+		holders->shift--;
+	holders->keys = PyMem_Calloc(size, sizeof *holders->keys);
+	holders->flows = PyMem_Calloc(size, sizeof *holders->flows);
+	if (!holders->keys || !holders->flows) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < count; i++) {
+		uint64_t key = holder_key(slots[i], generations[i]), at = holder_at(holders, key);
+		holders->keys[at] = key;
+		holders->flows[at] = flows[i];
+	}
+	return 0;
+}
+
+struct drained {
+	Py_ssize_t left, live, unknown;
+	uint32_t slot; /* the first that is unknown */
+	uint16_t generation;
+};
+
+/* Takes off what was delivered out of the slot; 0: nothing is left. Slots are `live` again after their record. */
+static int take_off(struct record *row, uint32_t slot, uint16_t generation, struct slots *slots, int64_t *recovered,
+		    int64_t *live, struct drained *drained)
+{
+	uint8_t *state = slots->states + slot;
+	const struct taken *taken = slots->taken + slot;
+	int left = 1;
+	if (*state == LIVE)
+		return left;
+	if (*state == TAKEN) {
+		int16_t turn = (int16_t)(uint16_t)(generation - taken->generation);
+		if (turn < 0 || (turn == 0 && row->start < taken->start))
+			return left; /* of a bucket before the one that was taken */
+		if (turn == 0 && row->start == taken->start) {
+			row->wire -= taken->wire;
+			row->payload -= taken->payload;
+			row->all_packets -= taken->packets;
+			left = row->wire || row->payload || row->all_packets;
+		} else { /* a later one: there will be none of what was taken */
+			int64_t *of_link = recovered + 3 * (size_t)taken->link;
+			of_link[0] += taken->packets;
+			of_link[1] += taken->wire;
+			of_link[2] += taken->payload;
+		}
+	}
+	*state = LIVE;
+	live[drained->live++] = slot;
+	return left;
+}
+
+/* name_records(words, slots, kernel_slots, changes, recovered, live): records become rows, in place; those in which
+ * nothing is left, or whose flow nobody knows, leave no gap. Returns how many rows are left, how many slots are live
+ * again, of how many records nobody knows the flow, and slot and generation of the first of these. */
+static PyObject *name_records(PyObject *self, PyObject *args)
+{
+	PyObject *of_words, *of_slots, *of_kernel, *of_changes, *of_recovered, *of_live, *result = NULL;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOOOO", &of_words, &of_slots, &of_kernel, &of_changes, &of_recovered, &of_live))
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	struct slots slots;
+	struct holders holders = {NULL, NULL, 0};
+	struct drained drained = {0, 0, 0, 0, 0};
+	Py_ssize_t count = PyObject_Size(of_words), links = PyObject_Size(of_recovered), changes;
+	if (count < 0 || links < 0 || slot_arrays(&arrays, of_slots, &slots))
+		goto out;
+	struct record *records = array(&arrays, of_words, 3 * count, 8, PyBUF_WRITABLE);
+	const struct kernel_slot *kernel =
+		records ? array(&arrays, of_kernel, slots.count, sizeof(struct kernel_slot), 0) : NULL;
+	int64_t *recovered = kernel ? array(&arrays, of_recovered, 3 * links, 8, PyBUF_WRITABLE) : NULL;
+	int64_t *live = recovered ? array(&arrays, of_live, count, 8, PyBUF_WRITABLE) : NULL;
+	if (!live)
+		goto out;
+	void *change[3];
+	if (!PyTuple_Check(of_changes) || PyTuple_Size(of_changes) != 3) {
+		PyErr_SetString(PyExc_ValueError, "no tuple of 3 arrays");
+		goto out;
+	}
+	if ((changes = PyObject_Size(PyTuple_GetItem(of_changes, 0))) < 0)
+		goto out;
+	if (tuple_arrays(&arrays, of_changes, changes, "424", change) ||
+	    make_holders(&holders, change[0], change[1], change[2], changes))
+		goto out;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		struct record *row = records + i;
+		uint32_t slot = row->slot, packets = row->packets;
+		uint16_t generation = row->generation;
+		if ((Py_ssize_t)slot >= slots.count || (Py_ssize_t)slots.taken[slot].link >= links) {
+			PyErr_Format(PyExc_ValueError, "slot %lu is none", (unsigned long)slot);
+			goto out;
+		}
+		row->flow = slots.flows[slot];
+		row->all_packets = packets;
+		if (slots.generations[slot] != generation)
+			row->flow = holders.flows[holder_at(&holders, holder_key(slot, generation))];
+		int left = take_off(row, slot, generation, &slots, recovered, live, &drained);
+		if (row->flow && left) {
+			records[drained.left++] = *row;
+		} else if (!row->flow) {
+			Py_ssize_t link = kernel[slot].link_protocol >> 8;
+			if (link < links) {
+				recovered[3 * link] -= row->all_packets;
+				recovered[3 * link + 1] -= row->wire;
+				recovered[3 * link + 2] -= row->payload;
+			}
+			if (!drained.unknown++) {
+				drained.slot = slot;
+				drained.generation = generation;
+			}
+		}
+	}
+	result = Py_BuildValue("nnnIH", drained.left, drained.live, drained.unknown, drained.slot, drained.generation);
+out:
+	PyMem_Free(holders.keys);
+	PyMem_Free(holders.flows);
+	release(&arrays);
+	return result;
+}
+
+/* count_unnamed(words, kinds, generations, sizes, large, listed): adds what records hold to the sizes of slots whose flow
+ * has no id of its own, and lists the slots that are to be named: returns how many. */
+static PyObject *count_unnamed(PyObject *self, PyObject *args)
+{
+	PyObject *of_words, *of_kinds, *of_generations, *of_sizes, *of_listed, *result = NULL;
+	unsigned long long large;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOOKO", &of_words, &of_kinds, &of_generations, &of_sizes, &large, &of_listed))
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	Py_ssize_t count = PyObject_Size(of_words), slots = PyObject_Size(of_kinds), found = 0;
+	if (count < 0 || slots < 0)
+		return NULL;
+	const struct record *records = array(&arrays, of_words, 3 * count, 8, 0);
+	const uint8_t *kinds = records ? array(&arrays, of_kinds, slots, 1, 0) : NULL;
+	const uint16_t *generations = kinds ? array(&arrays, of_generations, slots, 2, 0) : NULL;
+	uint64_t *sizes = generations ? array(&arrays, of_sizes, slots, 8, PyBUF_WRITABLE) : NULL;
+	int64_t *listed = sizes ? array(&arrays, of_listed, count, 8, PyBUF_WRITABLE) : NULL;
+	if (!listed)
+		goto out;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		uint32_t slot = records[i].slot;
+		if ((Py_ssize_t)slot >= slots) {
+			PyErr_Format(PyExc_ValueError, "slot %lu is none", (unsigned long)slot);
+			goto out;
+		}
+		if (!kinds[slot] || generations[slot] != records[i].generation)
+			continue;
+		sizes[slot] += records[i].wire;
+		if (kinds[slot] == FORGOTTEN || sizes[slot] >= large)
+			listed[found++] = slot;
+	}
+	result = PyLong_FromSsize_t(found);
+out:
+	release(&arrays);
+	return result;
+}
+
+/* A slot as it is, unless a program rewrites it meanwhile: it writes the time first. */
+static int read_slot(const struct kernel_slot *slot, struct kernel_slot *copy)
+{
+	const uint64_t *words = (const void *)slot;
+	uint64_t read[sizeof *copy / 8];
+	for (size_t i = 0; i < sizeof *copy / 8; i++)
+		read[i] = __atomic_load_n(words + i, __ATOMIC_RELAXED);
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	for (size_t i = 0; i < sizeof *copy / 8; i++)
+		if (read[i] != __atomic_load_n(words + i, __ATOMIC_RELAXED))
+			return 0;
+	memcpy(copy, read, sizeof *copy);
+	return 1;
+}
+
+/* take_quiet(kernel_slots, slots, live, before, words): takes the buckets of live slots that began before then, as
+ * records. Returns how many are still live, which come first in `live`, and how many records there are. */
+static PyObject *take_quiet(PyObject *self, PyObject *args)
+{
+	PyObject *of_kernel, *of_slots, *of_live, *of_words, *result = NULL;
+	unsigned long long before;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOKO", &of_kernel, &of_slots, &of_live, &before, &of_words))
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	struct slots slots;
+	Py_ssize_t count = PyObject_Size(of_live), left = 0, found = 0;
+	if (count < 0 || slot_arrays(&arrays, of_slots, &slots))
+		goto out;
+	const struct kernel_slot *kernel = array(&arrays, of_kernel, slots.count, sizeof *kernel, 0);
+	int64_t *live = kernel ? array(&arrays, of_live, count, 8, PyBUF_WRITABLE) : NULL;
+	struct record *records = live ? array(&arrays, of_words, 3 * count, 8, PyBUF_WRITABLE) : NULL;
+	if (!records)
+		goto out;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		int64_t slot = live[i];
+		struct kernel_slot now;
+		if (slot < 0 || slot >= slots.count) {
+			PyErr_Format(PyExc_ValueError, "slot %lld is none", (long long)slot);
+			goto out;
+		}
+		if (__atomic_load_n(&kernel[slot].start, __ATOMIC_RELAXED) >= before ||
+		    !read_slot(kernel + slot, &now) || now.start >= before ||
+		    now.generation != slots.generations[slot]) {
+			live[left++] = slot;
+			continue;
+		}
+		slots.states[slot] = TAKEN;
+		slots.taken[slot] = (struct taken){now.start,	   now.wire,   now.payload,	      now.packets,
+						   now.generation, now.losses, now.link_protocol >> 8};
+		records[found++] = (struct record){.start = now.start,
+						   .wire = now.wire,
+						   .payload = now.payload,
+						   .slot = (uint32_t)slot,
+						   .generation = now.generation,
+						   .packets = now.packets};
+	}
+	result = Py_BuildValue("nn", left, found);
+out:
+	release(&arrays);
+	return result;
+}
+
+/* numbers_of(numbers, names, size, out): the number of each name of so many bytes in a dictionary, or 0. */
+static PyObject *numbers_of(PyObject *self, PyObject *args)
+{
+	PyObject *numbers, *of_names, *of_out, *result = NULL;
+	Py_ssize_t size;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "O!OnO", &PyDict_Type, &numbers, &of_names, &size, &of_out))
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	Py_ssize_t count = PyObject_Size(of_names);
+	if (count < 0)
+		return NULL;
+	const char *names = array(&arrays, of_names, count, size, 0);
+	uint32_t *out = names ? array(&arrays, of_out, count, 4, PyBUF_WRITABLE) : NULL;
+	if (!out)
+		goto out;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *name = PyBytes_FromStringAndSize(names + i * size, size);
+		PyObject *number = name ? PyDict_GetItemWithError(numbers, name) : NULL;
+		Py_XDECREF(name);
+		out[i] = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0;
+		if (PyErr_Occurred())
+			goto out;
+	}
+	result = Py_None;
+	Py_INCREF(result);
+out:
+	release(&arrays);
+	return result;
+}
+
 static PyMethodDef methods[] = {
 	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
 	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
+	{"count_unnamed", count_unnamed, METH_VARARGS, "Bytes of slots whose flow has no id of its own."},
+	{"name_records", name_records, METH_VARARGS, "Records of closed buckets as rows, in place."},
+	{"numbers_of", numbers_of, METH_VARARGS, "Names of one length in a dictionary of numbers."},
 	{"pack_rows", pack_rows, METH_VARARGS, "Bucket rows as the columns of a message."},
 	{"sum_bins", sum_bins, METH_VARARGS, "Bucket rows as coarser ones, whose bytes these are."},
 	{"sum_runs", sum_runs, METH_VARARGS, "Payload of rows by host, label and key."},
+	{"take_quiet", take_quiet, METH_VARARGS, "The buckets of slots whose flow went quiet, as records."},
 	{NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "compiled", NULL, 0, methods, NULL, NULL, NULL, NULL};

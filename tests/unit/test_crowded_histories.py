@@ -15,6 +15,7 @@ from netmon.agent import flow_owners as flow_module
 from netmon.agent.flow_owners import AggregateFlows, FlowOwners, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.pressure import Backlog, Resolution
 from netmon.agent.spool import link_totals
+from netmon.kernel.meter import flow_numbers, meter
 from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers
 from netmon.kernel.meter.memory import Geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
@@ -98,8 +99,11 @@ class Host:
         self.send(last=True)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_every_packet_has_its_row_or_is_counted(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_every_packet_has_its_row_or_is_counted(monkeypatch: pytest.MonkeyPatch, seed: int, compiled: bool) -> None:
+    for module in () if compiled else (flow_numbers, meter):
+        monkeypatch.setattr(module, "compiled", None)
     for name, value in (("_MANY", 25), ("_CROWDED_IDLE_NS", 2 * S), ("_CROWDED_SWEEP_NS", S // 2), ("_SWEEP_NS", S)):
         monkeypatch.setattr(flow_module, name, value)
     host = Host(seed)

@@ -152,7 +152,7 @@ class Slots:
 
     def carry(self, slot: int, size: int, generation: int | None = None) -> int:
         now = self.generation[slot] if generation is None else generation
-        self.unnamed.carry(np.array([slot], np.uint32), np.array([now], np.uint16), np.array([size], np.uint64), S)
+        self.unnamed.carry(np.array([[0, size, slot | int(now) << 32]], np.uint64), S)
         return int(self.flows[slot])
 
 

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from netmon.dl import history
 from netmon.dl.coarse import sum_bins
 from netmon.errors import WireError
+from netmon.kernel.meter.flow_numbers import LARGE_BYTES, FlowNumbers, UnnamedSlots, _numbers_of
+from netmon.kernel.meter.memory import Fence, Geometry, blank_memory
+from netmon.kernel.meter.meter import SlotArrays, SlotHolders, SlotStates
 from netmon.native import compiled
-from netmon.records import BUCKET, COARSE, Columns, Table
+from netmon.records import BUCKET, COARSE, COUNTED, FLOW_KEY, KERNEL_BUCKET, Columns, Table
 from netmon.wire import batch_fields, buckets, netmon_pb2
 from netmon.wire.batch_fields import ROWS, Split, split_buckets
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, encode_buckets
@@ -278,3 +281,145 @@ def test_bins_of_other_rows_are_refused() -> None:
     ):
         with pytest.raises((ValueError, TypeError, OverflowError, BufferError)):
             compiled.sum_bins(*(good | wrong).values())
+
+
+# --- what the kernel has counted
+
+GEOMETRY = Geometry(10, cpus=1, slots=16, links=2, ring_records=64, flow_records=16, step_ring_bytes=4096)
+
+
+class Slots:
+    """Sixteen slots in any state, alike for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        memory, count = blank_memory(GEOMETRY), GEOMETRY.slots
+        self.arrays = SlotArrays.unused(count)
+        self.arrays.flows[:] = rng.integers(0, 9, count)
+        self.arrays.generations[:] = rng.choice((0, 1, 2, 65535), count)
+        self.arrays.states[:] = rng.integers(0, 3, count)
+        for table in (memory.slots, self.arrays.taken):
+            table["bucket_start_ns"] = rng.integers(1, 5, count) * 10
+            table["generation"] = rng.choice((0, 1, 2, 65535), count)
+            for name in COUNTED:
+                table[name] = rng.integers(0, 3, count)
+        memory.slots["key"]["link_protocol"] = rng.integers(0, 6, count) << 8
+        self.arrays.taken["link"] = rng.integers(0, 6, count)
+        self.states = SlotStates(memory, self.arrays, Fence())
+        self.states._live = np.flatnonzero(self.arrays.states == 1)
+        self.unnamed = UnnamedSlots(FlowNumbers(), memory.slots, self.arrays.flows, self.arrays.generations)
+        self.unnamed._kind[:] = rng.integers(0, 3, count)
+        self.unnamed._bytes[:] = rng.integers(LARGE_BYTES - 3, LARGE_BYTES, count)
+        changed = rng.integers(0, count, 8)
+        generations = rng.choice((0, 1, 2, 65535), 8).astype(np.uint16)
+        flows = changed.astype(np.uint32) * 7 + generations % 5  # the same whenever one is named again
+        self.changes = SlotHolders(changed.astype(np.uint32), generations, flows)
+        self.memory, self.rng = memory, rng
+
+    def records(self, count: int) -> np.ndarray:
+        records = np.zeros(count, KERNEL_BUCKET)
+        records["slot"] = self.rng.integers(0, GEOMETRY.slots, count)
+        records["generation"] = self.rng.choice((0, 1, 2, 65535), count)
+        records["bucket_start_ns"] = self.rng.integers(1, 5, count) * 10
+        for name in COUNTED:
+            records[name] = self.rng.integers(0, 3, count)
+        return records.view(np.uint64).reshape(count, 3)
+
+    def everything(self) -> list[Any]:
+        live = np.concatenate([self.states._live, *self.states._newly_live])
+        return [*(column.tolist() for column in self.arrays), self.states.recovered.tolist(), sorted(live.tolist())]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40))
+def test_records_of_closed_buckets(seed: int, count: int) -> None:
+    one, other = Slots(seed), Slots(seed)
+    words, same = one.records(count), other.records(count)
+    left, unknown = one.states._name(words, one.changes)
+    assert other.states._name_compiled(same, other.changes) == (left, unknown)
+    assert words[:left].tolist() == same[:left].tolist()
+    assert one.everything() == other.everything()
+
+
+@given(st.integers(0, 2**32), st.integers(0, 60))
+def test_buckets_of_quiet_slots(seed: int, before: int) -> None:
+    one, other = Slots(seed), Slots(seed)
+    words, same = np.zeros((one.states.live, 3), np.uint64), np.zeros((one.states.live, 3), np.uint64)
+    count = one.states._take(before, words)
+    assert other.states._take_compiled(before, same) == count
+    assert words.tolist() == same.tolist()
+    assert one.everything() == other.everything()
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40))
+def test_bytes_of_flows_without_an_id(seed: int, count: int) -> None:
+    one, other = Slots(seed), Slots(seed)
+    listed, same = one.unnamed._count(one.records(count)), other.unnamed._count_compiled(other.records(count))
+    assert set(listed.tolist()) == set(same.tolist())
+    assert one.unnamed._bytes.tolist() == other.unnamed._bytes.tolist()
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40), st.sampled_from(("V24", "V40")))
+def test_numbers_of_names(seed: int, count: int, dtype: str) -> None:
+    rng = np.random.default_rng(seed)
+    names = np.frombuffer(rng.bytes(30 * np.dtype(dtype).itemsize), dtype)
+    numbers = {name: int(number) for name, number in zip(names.tolist(), rng.integers(0, U32, 15), strict=False)}
+    asked = names[rng.integers(0, len(names), count)]
+    assert _numbers_of(numbers, asked).tolist() == [numbers.get(name, 0) for name in asked.tolist()]
+
+
+def slot_arguments() -> dict[str, Any]:
+    slots = Slots(1)
+    return {
+        "words": slots.records(5),
+        "slots": slots.arrays,
+        "kernel": slots.memory.slots,
+        "changes": slots.changes.columns,
+        "recovered": slots.states.recovered,
+        "live": np.zeros(5, np.intp),
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"words": np.full((5, 3), 2**63, np.uint64) >> np.uint64(40)},
+        {"words": np.full((5, 3), 16, np.uint64)},
+        {"words": np.zeros((5, 2), np.uint64)},
+        {"words": np.zeros((6, 3), np.uint64)},
+        {"slots": Slots(1).arrays[:3]},
+        {"slots": Slots(1).arrays._replace(flows=np.zeros(17, np.uint32))},
+        {"slots": Slots(1).arrays._replace(taken=np.zeros(16, FLOW_KEY))},
+        {"slots": None},
+        {"kernel": np.zeros(15, Slots(1).memory.slots.dtype)},
+        {"changes": ()},
+        {"changes": (np.zeros(2, np.uint32), np.zeros(3, np.uint16), np.zeros(2, np.uint32))},
+        {"changes": None},
+        {"recovered": np.zeros((0, 3), np.int64)},
+        {"recovered": np.zeros((6, 2), np.int64)},
+        {"live": np.zeros(4, np.intp)},
+    ],
+)
+def test_records_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
+    compiled.name_records(*slot_arguments().values())
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        compiled.name_records(*(slot_arguments() | wrong).values())
+
+
+def test_slots_that_are_none_are_refused() -> None:
+    slots = Slots(1)
+    words, live = np.zeros((2, 3), np.uint64), np.zeros(2, np.intp)
+    for wrong in (np.array([0, 16]), np.array([-1, 0]), np.zeros(3, np.intp), live.astype("i4")):
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            compiled.take_quiet(slots.memory.slots, slots.arrays, wrong, 100, words)
+    arrays = slots.unnamed._kind, slots.arrays.generations, slots.unnamed._bytes
+    assert compiled.count_unnamed(words, *arrays, LARGE_BYTES, live) >= 0
+    for records, listed in ((np.full((2, 3), 16, np.uint64), live), (words, live[:1]), (words[:1], live)):
+        with pytest.raises((ValueError, BufferError)):
+            compiled.count_unnamed(records, *arrays, LARGE_BYTES, listed)
+    numbers, found = {bytes(24): 7}, np.zeros(2, np.uint32)
+    for names, size, out in ((np.zeros(2, "V24"), 23, found), (np.zeros(3, "V24"), 24, found), (None, 24, found)):
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            compiled.numbers_of(numbers, names, size, out)
+    for number in (-1, 2**70, "seven"):
+        with pytest.raises((OverflowError, TypeError)):
+            compiled.numbers_of({bytes(24): number}, np.zeros(2, "V24"), 24, found)

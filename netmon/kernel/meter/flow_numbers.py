@@ -8,11 +8,27 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.native import compiled
 from netmon.rate_limiter import RateLimiter
 from netmon.records import FLOW_KEY, Table, distinct
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.uint32]
+
+# --- Names of one length → their numbers.
+
+
+def _numbers_of(numbers: dict[bytes, int], names: npt.NDArray[np.void]) -> Ids:
+    """names: (n,) → (n,); 0: it has none."""
+    found = np.empty(len(names), np.uint32)
+    if compiled:
+        compiled.numbers_of(numbers, names, names.itemsize, found)
+    else:
+        found[:] = [numbers.get(name, 0) for name in names.tolist()]
+    return found
+
+
+# --- Aggregates: flows of one remote prefix, or of one service, under one id.
 
 _V4_WORD, _V4_BITS = np.uint64(0xFFFF0000), np.uint64(0xFFFFFFFF)  # bytes 8 to 11 of ::ffff:a.b.c.d
 _NOTHING, _ALL = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -33,6 +49,7 @@ _LEVELS = (
     _Level((8, 16), (np.uint64(0x000000FF_FFFFFFFF), np.uint64(0xFFFF)), 1024),
     _Level((0, 0), (_V4_BITS, _NOTHING), 1 << 32),  # as many as there are links, protocols and families
 )
+_HALF, _LOWER = np.uint64(32), np.uint64(0xFFFFFFFF)
 _PORT_SHIFT, _LEVEL_SHIFT = 32, 48  # in a name's last word, above FLOW_KEY's link_protocol
 _REMOTE = 7  # a level of its own: a service elsewhere
 _MOST_REMOTE = 1024
@@ -57,7 +74,7 @@ class Aggregates:
     def __init__(self, new_id: Callable[[], int]) -> None:
         """new_id: gives a flow id that nobody has."""
         self._new_id = new_id
-        self._of_name: dict[bytes, Aggregate] = {}
+        self._ids: dict[bytes, int] = {}  # by name
         self._counts = [0] * len(_LEVELS)
         self.by_id: dict[int, Aggregate] = {}
         self.services = np.zeros((2, 1 << 16), bool)
@@ -77,25 +94,27 @@ class Aggregates:
         open_ = np.arange(len(keys))
         for level, what in enumerate(_LEVELS):
             names = self._names(words[open_], level, what)
-            unique, of_key, count = np.unique(names, return_inverse=True, return_counts=True)
-            found = [self._find(name, level, what) for name in unique.tolist()]
-            for aggregate, n in zip(found, count.tolist(), strict=True):
-                if aggregate and counted:
-                    aggregate.members += n
-            of_name = np.array([aggregate.flow_id if aggregate else 0 for aggregate in found], np.uint32)
-            ids[open_] = of_name[of_key]
-            open_ = open_[ids[open_] == 0]
+            found = _numbers_of(self._ids, names)
+            new = np.flatnonzero(found == 0)
+            if len(new) and self._counts[level] < what.most:
+                for name in dict.fromkeys(names[new].tolist()):
+                    self._make(name, level, what)
+                found[new] = _numbers_of(self._ids, names[new])
+            ids[open_] = found
+            open_ = open_[found == 0]
             if not len(open_):
                 break
+        for flow_id, count in zip(*_counts_of(ids), strict=True) if counted else ():
+            self.by_id[flow_id].members += count
         return ids
 
-    def _find(self, name: bytes, level: int, what: _Level) -> Aggregate | None:
-        aggregate = self._of_name.get(name)
-        if aggregate is None and self._counts[level] < what.most:
+    def _make(self, name: bytes, level: int, what: _Level) -> None:
+        """Unless there are as many of this level as there may be."""
+        if self._counts[level] < what.most:
             self._counts[level] += 1
-            aggregate = self._of_name[name] = _described(self._new_id(), name, what)
+            aggregate = _described(self._new_id(), name, what)
+            self._ids[name] = aggregate.flow_id
             self.by_id[aggregate.flow_id] = aggregate
-        return aggregate
 
     def _names(self, words: Words, number: int, level: _Level) -> npt.NDArray[np.void]:
         """(n, 5) words of keys → what their aggregates are called (n,): address, link and protocol, port, level."""
@@ -120,6 +139,12 @@ class Aggregates:
             names[known, 2] = link_protocol[known] | port[known] << np.uint64(_PORT_SHIFT)
             names[known, 2] |= np.uint64(_REMOTE << _LEVEL_SHIFT)
         return names.view("V24").ravel()
+
+
+def _counts_of(ids: Ids) -> tuple[list[int], list[int]]:
+    """(n,) → each of them once, and how often."""
+    ids, counts = np.unique(ids, return_counts=True)
+    return ids.tolist(), counts.tolist()
 
 
 def _service_hash(address: Words, protocol: Words, port: Words) -> Words:
@@ -157,6 +182,7 @@ def _described(flow_id: int, name: bytes, level: _Level) -> Aggregate:
 # aggregates. Nothing here walks records; only flows that took a slot are looked up.
 
 _RAW = np.dtype("V40")
+_AT_ONCE = 256  # names looked through while there is room for one
 LAST_ID = (1 << 32) - 1
 
 Choice = Callable[[Table], npt.NDArray[np.bool_]]
@@ -198,6 +224,10 @@ class _Room:
     def __init__(self, limit: FlowLimit) -> None:
         self._limiter, self._alive = RateLimiter(limit.per_s, limit.burst), limit.alive
 
+    def left(self, alive: int, now_ns: int) -> int:
+        """How many may be described now, alongside those that are alive."""
+        return max(0, min(self._alive - alive, int(self._limiter.left(now_ns))))
+
     def take(self, wanted: int, alive: int, now_ns: int) -> int:
         """How many of the wanted ones may be described, alongside those that are alive; they are then spent."""
         return self._limiter.take(min(wanted, self._alive - alive), now_ns)
@@ -223,33 +253,37 @@ class FlowNumbers:
 
     def number(self, keys: Table, now_ns: int) -> Ids:
         """keys: (n,) FLOW_KEY, as they opened → their ids (n,)."""
-        ids = np.zeros(len(keys), np.uint32)
-        if not len(keys):
-            return ids
-        raw = np.ascontiguousarray(keys).view(_RAW).tolist()
-        get = self._ids.get
-        ids[:] = [get(key, 0) for key in raw]
-        unknown = np.flatnonzero(ids == 0)
-        names = [raw[i] for i in unknown.tolist()]
-        first = list(dict.fromkeys(names))  # one may have opened on two CPUs
-        room = self._any.take(len(first), len(self), now_ns)
-        for key in first[:room]:
-            self._describe(key)
-        if len(first) > room:
-            self._describe_training(first[room:], now_ns)
-        ids[unknown] = [get(key, 0) for key in names]
-        if len(crowd := unknown[ids[unknown] == 0]):
-            ids[crowd] = self.aggregates.number(np.asarray(keys)[crowd])
+        names = np.ascontiguousarray(keys).view(_RAW)
+        ids = _numbers_of(self._ids, names)
+        unknown = self._describe_first(self._any, names, ids, np.flatnonzero(ids == 0), now_ns)
+        if len(unknown):
+            wanted = self._wanted(names[unknown])
+            self._describe_first(self._training, names, ids, unknown[wanted], now_ns)
+            crowd = np.flatnonzero(ids == 0)
+            ids[crowd] = self.aggregates.number(names[crowd].view(FLOW_KEY))
         return ids
 
-    def _describe_training(self, names: list[bytes], now_ns: int) -> None:
-        """Those of a job's ranks, and those whose reverse direction is described."""
-        keys = np.array(names, _RAW).view(FLOW_KEY)
-        get = self._ids.get
-        wanted = self.training(keys) | np.array([get(key, 0) > 0 for key in reversed_keys(keys)], bool)
-        chosen = np.flatnonzero(wanted).tolist()
-        for i in chosen[: self._training.take(len(chosen), len(self), now_ns)]:
-            self._describe(names[i])
+    def _describe_first(
+        self, room: _Room, names: npt.NDArray[np.void], ids: Ids, unknown: npt.NDArray[np.intp], now_ns: int
+    ) -> npt.NDArray[np.intp]:
+        """Gives ids to the first of the unknown names, as many as there is room for; returns those that have none."""
+        done = 0
+        while done < len(unknown) and (left := room.left(len(self), now_ns)):
+            some = names[unknown[done : done + max(left, _AT_ONCE)]].tolist()
+            new = [name for name in dict.fromkeys(some) if name not in self._ids]  # one may have opened on two CPUs
+            for name in new[: room.take(len(new), len(self), now_ns)]:
+                self._describe(name)
+            done += len(some)
+        if done:
+            ids[unknown] = _numbers_of(self._ids, names[unknown])
+        still: npt.NDArray[np.intp] = unknown[ids[unknown] == 0]
+        return still
+
+    def _wanted(self, names: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """Which are a job's ranks', or have a reverse direction that is described."""
+        keys: Table = names.view(FLOW_KEY)
+        wanted: npt.NDArray[np.bool_] = self.training(keys) | (_numbers_of(self._ids, _reversed(keys)) > 0)
+        return wanted
 
     def promote(self, key: bytes, now_ns: int) -> int:
         """The id of a flow that turned out to be large; 0 where it has to stay in its aggregate for now."""
@@ -288,13 +322,18 @@ class FlowNumbers:
         return number
 
 
-def reversed_keys(keys: Table) -> list[bytes]:
-    """(n,) FLOW_KEY → the raw keys of the same connections' other directions, on the same interface."""
+def _reversed(keys: Table) -> npt.NDArray[np.void]:
+    """(n,) FLOW_KEY → the same connections' other directions, on the same interface: raw, (n,)."""
     other = keys.copy()
     other["src"], other["dst"] = keys["dst"], keys["src"]
     other["src_port"], other["dst_port"] = keys["dst_port"], keys["src_port"]
     other["link_protocol"] = keys["link_protocol"] ^ np.uint32(1 << 8)
-    raw: list[bytes] = other.view(_RAW).tolist()
+    return other.view(_RAW)
+
+
+def reversed_keys(keys: Table) -> list[bytes]:
+    """(n,) FLOW_KEY → the raw keys of the same connections' other directions, on the same interface."""
+    raw: list[bytes] = _reversed(keys).tolist()
     return raw
 
 
@@ -339,19 +378,31 @@ class UnnamedSlots:
         for slot, flow_id in zip(slots.tolist(), flow_ids.tolist(), strict=True):
             self._slots_of.setdefault(flow_id, set()).add(slot)
 
-    def carry(self, slots: Slots, generations: Generations, sizes: Words, now_ns: int) -> None:
-        """Records of these slots, before they get their flows' ids. sizes: wire bytes."""
+    def carry(self, words: Words, now_ns: int) -> None:
+        """Records of slots (KERNEL_BUCKET, (n, 3)), before they get their flows' ids."""
         if not self._any:
             return
-        unnamed = np.flatnonzero(self._kind[slots])
-        unnamed = unnamed[self._generation[slots[unnamed]] == generations[unnamed]]
-        if not len(unnamed):
-            return
-        of = slots[unnamed]
-        for slot in distinct(of[self._kind[of] == _FORGOTTEN]).tolist():
+        listed = self._count_compiled(words) if compiled else self._count(words)
+        for slot in distinct(listed[self._kind[listed] == _FORGOTTEN]).tolist():
             self._revive(slot, now_ns)
-        np.add.at(self._bytes, of, sizes[unnamed])
-        self._large.update(of[self._bytes[of] >= LARGE_BYTES].tolist())
+        self._large.update(listed[self._bytes[listed] >= LARGE_BYTES].tolist())
+
+    def _count_compiled(self, words: Words) -> npt.NDArray[np.intp]:
+        """Adds up what they hold of unnamed flows; returns the slots of these that are large or were forgotten."""
+        assert compiled
+        listed = np.empty(len(words), np.intp)
+        arrays = self._kind, self._generation, self._bytes
+        return listed[: compiled.count_unnamed(words, *arrays, LARGE_BYTES, listed)]
+
+    def _count(self, words: Words) -> npt.NDArray[np.intp]:
+        """The same without what is compiled."""
+        last = words[:, 2]
+        slots: npt.NDArray[np.intp] = (last & _LOWER).view(np.intp)
+        unnamed = (self._kind[slots] != _NAMED) & (self._generation[slots] == (last >> _HALF).astype(np.uint16))
+        slots = slots[unnamed]
+        np.add.at(self._bytes, slots, words[unnamed, 1] & _LOWER)
+        listed: npt.NDArray[np.intp] = slots[(self._kind[slots] == _FORGOTTEN) | (self._bytes[slots] >= LARGE_BYTES)]
+        return listed
 
     def promote(self, now_ns: int) -> None:
         """Gives ids to members that have become large, the largest first, as many as may be described."""

@@ -26,32 +26,52 @@ import numpy.typing as npt
 
 from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
 from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
-from netmon.records import BUCKET, COUNTED, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, distinct, empty
+from netmon.native import compiled
+from netmon.records import BUCKET, COUNTED, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, distinct, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
 
 _LOST = tuple(name.removeprefix("lost_") for name in KERNEL_LEDGER.names or () if name.startswith("lost_"))
 _LIVE, _TAKEN = 1, 2  # 0: never used
 _NAMES = tuple(name for name in SLOT.names or () if name != "key")
-_TAKEN_OUT = np.dtype([*((name, SLOT[name].str) for name in _NAMES), ("link", "<u4")])
+_TAKEN_OUT = np.dtype([*((name, SLOT[name].str) for name in _NAMES), ("link", "<u4")], align=True)
 
+# The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
+_HALF, _PACKETS_SHIFT, _LOWER = np.uint64(32), np.uint64(48), np.uint64(0xFFFFFFFF)
+
+Words = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.intp]
 _NONE: Slots = np.zeros(0, np.intp)
 
 
-class SlotStates:
+class SlotArrays(NamedTuple):
     """Of every slot. What was never used costs no memory."""
 
-    def __init__(self, memory: MeterMemory, fence: Fence) -> None:
+    flows: npt.NDArray[np.uint32]
+    generations: npt.NDArray[np.uint16]
+    """As far as its openings are known."""
+    states: npt.NDArray[np.uint8]
+    taken: Table
+
+    @staticmethod
+    def unused(count: int) -> "SlotArrays":
+        arrays = [np.zeros(count, dtype) for dtype in (np.uint32, np.uint16, np.uint8, _TAKEN_OUT)]
+        return SlotArrays(*arrays)
+
+
+class SlotStates:
+    """Of every slot."""
+
+    def __init__(self, memory: MeterMemory, arrays: SlotArrays, fence: Fence) -> None:
         self._fence = fence
+        self._arrays, self._states, self._taken = arrays, arrays.states, arrays.taken
+        self._kernel = memory.slots
         self._words = memory.slots.view(np.uint64).reshape(len(memory.slots), -1)
         self._times, self._losses = memory.slots["bucket_start_ns"], memory.slots["losses"]
         self._link_protocols = memory.slots["key"]["link_protocol"]
         self._cpu_losses = memory.producers["losses"]
         self._losses_seen = self._cpu_losses.copy()
         self._per_cpu = len(memory.slots) // len(memory.producers)
-        self._states = np.zeros(len(memory.slots), np.uint8)
-        self._taken = np.zeros(len(memory.slots), _TAKEN_OUT)
         self._live: Slots = _NONE
         self._newly_live: list[Slots] = []
         self.recovered = np.zeros((memory.ledger.shape[1], len(_LOST)), np.int64)
@@ -88,8 +108,49 @@ class SlotStates:
             found.append(taken[self._losses[taken] != self._taken["losses"][taken]])
         return np.concatenate(found)
 
-    def add_records(self, rows: Table, slots: Slots, generations: npt.NDArray[np.uint16]) -> Slots:
-        """Records of closed buckets, those of a CPU in order. Returns the rows in which nothing is left."""
+    def name(self, words: Words, changes: "SlotHolders") -> tuple[int, tuple[int, int] | None]:
+        """Records of closed buckets (n, 3), those of a CPU in order, become rows in place; the first ones stay.
+
+        Returns how many, without those in which nothing is left and those of which nobody knows the flow, and slot and
+        generation of the first of these. changes: of the latest openings.
+        """
+        return self._name_compiled(words, changes) if compiled else self._name(words, changes)
+
+    def _name_compiled(self, words: Words, changes: "SlotHolders") -> tuple[int, tuple[int, int] | None]:
+        assert compiled
+        live = np.empty(len(words), np.intp)
+        left, enlivened, unknown, *first = compiled.name_records(
+            words, self._arrays, self._kernel, changes.columns, self.recovered, live
+        )
+        self._newly_live.append(live[:enlivened])
+        return left, tuple(first) if unknown else None
+
+    def _name(self, words: Words, changes: "SlotHolders") -> tuple[int, tuple[int, int] | None]:
+        """The same without what is compiled."""
+        left, first = 0, None
+        for begin in range(0, len(words), _CHUNK):
+            chunk = words[begin : begin + _CHUNK]
+            last = chunk[:, 2].copy()
+            slots: Slots = (last & _LOWER).view(np.intp)
+            generations = (last >> _HALF).astype(np.uint16)
+            flow_ids = self._arrays.flows[slots]
+            changed = np.flatnonzero(self._arrays.generations[slots] != generations)
+            flow_ids[changed] = changes.find(slots[changed], generations[changed])
+            chunk[:, 2] = flow_ids | last >> _PACKETS_SHIFT << _HALF
+            rows: Table = chunk.reshape(-1).view(BUCKET)
+            keep = flow_ids != 0
+            keep[self._add_records(rows, slots, generations)] = False
+            unknown = np.flatnonzero(flow_ids == 0)
+            if len(unknown):
+                self._give_up(rows[unknown], slots[unknown])
+                first = first or (int(slots[unknown[0]]), int(generations[unknown[0]]))
+            kept = chunk[keep]
+            words[left : left + len(kept)] = kept
+            left += len(kept)
+        return left, first
+
+    def _add_records(self, rows: Table, slots: Slots, generations: npt.NDArray[np.uint16]) -> Slots:
+        """Takes off what was delivered out of the slots. Returns the rows in which nothing is left."""
         others = np.flatnonzero(self._states[slots] != _LIVE)
         if len(others):
             others = others[~self._earlier(rows[others], slots[others], generations[others])]
@@ -119,7 +180,7 @@ class SlotStates:
         before &= (turn < 0) | ((turn == 0) & (rows["bucket_start_ns"] < self._taken["bucket_start_ns"][slots]))
         return before
 
-    def give_up(self, rows: Table, slots: Slots) -> None:
+    def _give_up(self, rows: Table, slots: Slots) -> None:
         """Records of which nobody knows the flow: they are lost, on the link of the flow that has the slot now."""
         links = self._link_protocols[slots] >> 8
         for i, name in enumerate(_LOST):
@@ -136,28 +197,42 @@ class SlotStates:
         for i, name in enumerate(_LOST):
             np.add.at(self.recovered[:, i], taken["link"], taken[name])
 
-    def take_quiet(self, before_ns: int, generations: npt.NDArray[np.uint16]) -> tuple[Slots, Table]:
-        """The buckets of live slots that began before then: slots, and their values (SLOT).
+    def take_quiet(self, before_ns: int, words: Words) -> int:
+        """The buckets of live slots that began before then, as records (KERNEL_BUCKET). words: (live, 3), filled in.
 
-        generations: of every slot, as far as its openings are known.
+        Returns how many there are.
         """
         self._live, self._newly_live = np.concatenate([self._live, *self._newly_live]), []
+        if not len(self._live):
+            return 0
+        return self._take_compiled(before_ns, words) if compiled else self._take(before_ns, words)
+
+    def _take_compiled(self, before_ns: int, words: Words) -> int:
+        assert compiled
+        left, count = compiled.take_quiet(self._kernel, self._arrays, self._live, before_ns, words)
+        self._live = self._live[:left]
+        return int(count)
+
+    def _take(self, before_ns: int, words: Words) -> int:
+        """The same without what is compiled."""
         quiet = self._live[self._times[self._live] < before_ns]
-        if not len(quiet):
-            return quiet, np.zeros(0, SLOT)
         first = self._words[quiet]
         self._fence()
         # A slot that a program is just rewriting reads differently twice (bpf/meter.c, open_bucket).
         unchanged = (first == self._words[quiet]).all(axis=1)
         values: Table = first.view(SLOT)[:, 0]
-        unchanged &= values["generation"] == generations[quiet]
+        unchanged &= values["generation"] == self._arrays.generations[quiet]
         quiet, values = quiet[unchanged], values[unchanged]
         for name in _NAMES:
             self._taken[name][quiet] = values[name]
         self._taken["link"][quiet] = values["key"]["link_protocol"] >> 8
         self._states[quiet] = _TAKEN
         self._live = self._live[self._states[self._live] == _LIVE]
-        return quiet, values
+        records: Table = words[: len(quiet)].reshape(-1).view(KERNEL_BUCKET)
+        records["slot"] = quiet
+        for name in ("bucket_start_ns", "generation", *COUNTED):
+            records[name] = values[name]
+        return len(quiet)
 
 
 # --- Which flow had a slot in which generation, of the latest changes.
@@ -185,9 +260,15 @@ class SlotHolders:
             np.concatenate([self.flow_ids, other.flow_ids]),
         )
 
+    @property
+    def columns(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
+        return self.slots, self.generations, self.flow_ids
+
     def renamed(self, flow_ids: Mapping[int, int]) -> "SlotHolders":
-        ids = [flow_ids.get(i, i) for i in self.flow_ids.tolist()]
-        return SlotHolders(self.slots, self.generations, np.array(ids, np.uint32))
+        ids = self.flow_ids.copy()
+        others = np.flatnonzero(np.isin(ids, np.fromiter(flow_ids, np.uint32, len(flow_ids))))
+        ids[others] = [flow_ids[i] for i in ids[others].tolist()]
+        return SlotHolders(self.slots, self.generations, ids)
 
     def find(self, slots: npt.NDArray[np.intp], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
         """The flows of these (slot, generation); 0: of one that is not here."""
@@ -239,14 +320,6 @@ class RowBuffer:
     def shrink(self, length: int) -> None:
         """Gives up what lies beyond this length."""
         self._used = length
-
-    def drop(self, rows: npt.NDArray[np.intp]) -> None:
-        """Takes these rows out, given in ascending order; others move into their rows."""
-        left = self._used - len(rows)
-        holes = rows[rows < left]
-        movable = np.setdiff1d(np.arange(left, self._used), rows, assume_unique=True)
-        self._memory[holes] = self._memory[movable]
-        self._used = left
 
     def table(self, start: int = 0) -> Table:
         """The rows from `start` on, in place: valid until rows are given up."""
@@ -303,12 +376,8 @@ STALE_NS = 30_000_000
 
 _LEDGER_COUNTERS = tuple(name for name in KERNEL_LEDGER.names or () if name != "pad")
 
-# The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
-_HALF, _PACKETS_SHIFT, _LOWER = np.uint64(32), np.uint64(48), np.uint64(0xFFFFFFFF)
 _CHUNK = 4_096
 """Records handled at a time, so that the columns of one pass are still in the cache for the next."""
-
-Words = npt.NDArray[np.uint64]
 
 
 class Waiting(NamedTuple):
@@ -352,11 +421,10 @@ class Meter:
         self._sizes = np.array([geometry.ring_records, geometry.flow_records])
         self._ledger = memory.ledger
         self._fence = Fence()
-        self.slots = SlotStates(memory, self._fence)
+        self._arrays = SlotArrays.unused(len(memory.slots))
+        self.slots = SlotStates(memory, self._arrays, self._fence)
         self.numbers = FlowNumbers() if numbers is None else numbers
-        self._flow_of_slot = np.zeros(len(memory.slots), np.uint32)
-        self._generation = np.zeros(len(memory.slots), np.uint16)
-        self._unnamed = UnnamedSlots(self.numbers, memory.slots, self._flow_of_slot, self._generation)
+        self._unnamed = UnnamedSlots(self.numbers, memory.slots, self._arrays.flows, self._arrays.generations)
         self._displaced = SlotHolders.none()
         self._flow_missing = False  # a flow's opening was missing
         self._now_ns = 0
@@ -439,68 +507,39 @@ class Meter:
         if not self._buckets.waiting:
             return
         begin = len(self.rows)
-        words = self.rows.grow(self._buckets.waiting)
-        rows = self.rows.table(begin)
-        changes = self._displaced.and_also(opened)
-        emptied: list[Slots] = []
-        done = copied = 0
-        for part in self._buckets.parts(_CHUNK):
+        words, copied = self.rows.grow(self._buckets.waiting), 0
+        for part in self._buckets.parts(self.geometry.ring_records):
             words[copied : copied + len(part)] = part
             copied += len(part)
-            if copied - done >= _CHUNK or copied == len(words):
-                empty_rows = self._name(words[done:copied], rows[done:copied], changes)
-                if len(empty_rows):
-                    emptied.append(begin + done + empty_rows)
-                done = copied
-        if emptied:
-            self.rows.drop(np.concatenate(emptied))
+        self._unnamed.carry(words, self._now_ns)
+        left, unknown = self.slots.name(words, self._displaced.and_also(opened))
+        if unknown:
+            self._doubt(*unknown)
+        self.rows.shrink(begin + left)
 
-    def _name(self, words: Words, rows: Table, changes: SlotHolders) -> Slots:
-        """Records become rows, in place; returns which of them have nothing left."""
-        last = words[:, 2].copy()
-        slots: Slots = (last & _LOWER).view(np.intp)
-        generations = (last >> _HALF).astype(np.uint16)
-        self._unnamed.carry(slots, generations, words[:, 1] & _LOWER, self._now_ns)
-        words[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
-        of_nobody: Slots = np.zeros(0, np.intp)
-        if len(changes) or self._flow_missing:  # the slot may have had another flow then than it has now
-            changed = np.flatnonzero(self._generation[slots] != generations)
-            if len(changed):
-                rows["flow_id"][changed] = found = changes.find(slots[changed], generations[changed])
-                of_nobody = changed[found == 0]
-        emptied = self.slots.add_records(rows, slots, generations)
-        if not len(of_nobody):
-            return emptied
-        self._doubt(slots[of_nobody], generations[of_nobody])
-        left = of_nobody[~np.isin(of_nobody, emptied)]
-        self.slots.give_up(rows[left], slots[left])
-        return distinct(np.concatenate([emptied, left]))
-
-    def _doubt(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> None:
+    def _doubt(self, slot: int, generation: int) -> None:
         """The kernel has reported no flow that had this slot in this generation, which its programs never do."""
         if not self._flow_missing:
             log.warning(
                 "buckets of a flow that the kernel has not reported are counted as lost: slot %d, generation %d "
                 "where %d is known",
-                *(slots[0], generations[0], self._generation[slots[0]]),
+                *(slot, generation, self._arrays.generations[slot]),
             )
         self._flow_missing = True
 
     def _assign(self, opened: SlotHolders) -> None:
-        slots = opened.slots
-        self._displaced = SlotHolders(slots, self._generation[slots], self._flow_of_slot[slots]).and_also(opened)
-        self._flow_of_slot[slots] = opened.flow_ids  # of a slot's openings the last one stays
-        self._generation[slots] = opened.generations
+        slots, (flows, generations, *_) = opened.slots, self._arrays
+        self._displaced = SlotHolders(slots, generations[slots], flows[slots]).and_also(opened)
+        flows[slots] = opened.flow_ids  # of a slot's openings the last one stays
+        generations[slots] = opened.generations
         self._unnamed.open(slots, opened.flow_ids)
 
     def _take_quiet(self, now_ns: int) -> None:
-        slots, values = self.slots.take_quiet(now_ns - STALE_NS - self.geometry.bucket_ns, self._generation)
-        if not len(slots):
-            return
-        self._unnamed.carry(slots, values["generation"], values["wire_bytes"].astype(np.uint64), now_ns)
         begin = len(self.rows)
-        self.rows.grow(len(slots))
-        rows = self.rows.table(begin)
-        rows["flow_id"] = self._flow_of_slot[slots]
-        for name in ("bucket_start_ns", *COUNTED):
-            rows[name] = values[name]
+        words = self.rows.grow(self.slots.live)
+        words = words[: self.slots.take_quiet(now_ns - STALE_NS - self.geometry.bucket_ns, words)]
+        self.rows.shrink(begin + len(words))
+        if len(words):
+            self._unnamed.carry(words, now_ns)
+            slots = (words[:, 2] & _LOWER).view(np.intp)
+            words[:, 2] = self._arrays.flows[slots] | words[:, 2] >> _PACKETS_SHIFT << _HALF
