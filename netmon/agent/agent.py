@@ -190,9 +190,10 @@ class Agent:
             ),
         )
         accounts = ledger.account(batch.ledger) if last is None else downtime.ENDED
-        sending.send(batch, accounts, owners.flows)
         over = self._recent_flows.over(seen, now_ns, owners.flows)
-        owners.forget(over)
-        meter.rows.shrink(0)
-        meter.forget(over)
+        sending.send(batch, accounts, owners.flows)  # from here on other threads want this one's processor
         sending.sent(over, bool(marks or batch.flows), now_ns)
+        meter.rows.shrink(0)
+        if over:
+            owners.forget(over)
+            meter.forget(over)

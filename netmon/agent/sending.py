@@ -228,7 +228,8 @@ class Sending:
 
     def sent(self, over: Collection[int], news: bool, now_ns: int) -> None:
         """A batch has been, after which these flows are over; news: it had marks, or flows."""
-        self.spool.end_flows(over)
+        if over:
+            self.spool.end_flows(over)
         self._news |= news
         if self._news and now_ns >= self._hello_due_ns:
             self._introduce()
