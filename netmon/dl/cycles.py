@@ -623,7 +623,7 @@ class NamedSteps:
         if not whole or self._strangers or self._candidates or not len(table):
             return None
         calls = np.flatnonzero(self._are_markers(table))
-        if calls[0] or len(calls) <= markers:
+        if len(calls) <= markers or calls[0]:
             return None
         return _leading_groups(table, calls, markers, self._one_run)
 

@@ -114,7 +114,8 @@ def test_training_with_all_that_belongs_to_it(chance: random.Random, waits: bool
 @settings(deadline=None, max_examples=20)
 @given(st.randoms(use_true_random=False))
 def test_it_does_not_matter_how_calls_arrive(library: int, chance: random.Random) -> None:
-    """Alone, or many steps at once; most steps are alike, some have more, or less, or another order."""
+    """Alone, or many steps at once; most steps are alike, some have more, or less, or another order, or are another
+    model's."""
     table = any_calls(chance, library)
     pieces = np.split(table, sorted(chance.sample(range(len(table)), chance.choice((0, 1, 3, 10)))))
     one_by_one, at_once = CycleDetector(), CycleDetector()
@@ -128,7 +129,11 @@ def test_it_does_not_matter_how_calls_arrive(library: int, chance: random.Random
 
 def any_calls(chance: random.Random, library: int) -> Table:
     rows, now = list[tuple[int, ...]](), 1_700_000_000 * 1_000_000_000
-    names = [(chance.getrandbits(64), chance.randrange(4) << 4 | 4) for _ in range(chance.choice((1, 2, 3, 8, 20)))]
+    models = [
+        [(chance.getrandbits(64), chance.randrange(4) << 4 | 4) for _ in range(chance.choice((1, 2, 3, 8, 20)))]
+        for _ in range(chance.choice((1, 1, 2)))
+    ]
+    names = models[0]
     waits, seldom = chance.choice((0, 1, 2)), chance.choice((0, 0, 0.001, 0.01))
     calls_first = library == LIBRARY_GLOO and chance.random() < 0.3
 
@@ -143,6 +148,8 @@ def any_calls(chance: random.Random, library: int) -> Table:
 
     for _ in range(chance.randrange(3, 40)):
         now += chance.choice((10, 60)) * MILLISECOND
+        if chance.random() < 0.1:  # another model is trained for a while
+            names = chance.choice(models)
         for name, size in chance.sample(names, len(names)) if library == LIBRARY_HOROVOD else names:
             if calls_first:
                 call(STEP_CALL)
@@ -191,6 +198,20 @@ def test_a_model_of_other_names_in_the_middle(before: int, after: int, shared: i
     found = script.found()[Moment.FIRST_ENQUEUE]
     assert list(found) == list(range(len(script.steps)))
     assert set(found.values()) <= {step[0] for step in script.steps}
+
+
+def test_a_model_that_is_trained_again_after_another_one() -> None:
+    """What comes at once may hold the first model's calls, and none of the one that has taken its place meanwhile."""
+    script = Script()
+    for names in [GRADIENTS] * 6:
+        script.step(names)
+    first = len(script.rows)
+    for names in [tuple(range(50, 58))] * 5 + [GRADIENTS]:
+        script.step(names)
+    table = calls_of(script.rows)
+    one_by_one, at_once = CycleDetector(), CycleDetector()
+    told = [boundary for row in range(len(table)) for boundary in one_by_one.feed(table[row : row + 1])]
+    assert [*at_once.feed(table[:first]), *at_once.feed(table[first:])] == told
 
 
 @settings(deadline=None, max_examples=50)
