@@ -5,13 +5,11 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import starts
-from netmon.native import compiled
+from netmon.native import KNOWN_COUNTS, compiled
 from netmon.records import BUCKET, COARSE, COUNTED, Table, empty
 
 _SUMMED = tuple(name for name in COUNTED if name != "wire_bytes")
 _SPAN_BITS = np.uint64(32)
-_COMPILED = frozenset(("packets", "wire_bytes", "payload_bytes"))  # counts that compiled.c sums
-_Keys = npt.NDArray[np.uint64]
 
 
 def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
@@ -22,20 +20,17 @@ def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
     """
     if not len(rows):
         return empty(COARSE)
-    start = rows["bucket_start_ns"]
-    base = start.min() // np.uint64(width_ns) * np.uint64(width_ns)
-    key = rows["flow_id"].astype(np.uint64) << _SPAN_BITS | (start - base) // np.uint64(bucket_ns)
+    base_ns = int(rows["bucket_start_ns"].min()) // width_ns * width_ns
+    if compiled and frozenset(COUNTED) == KNOWN_COUNTS:
+        return np.frombuffer(compiled.sum_bins(rows, base_ns, bucket_ns, width_ns), COARSE)
+    return sum_bins(rows, base_ns, bucket_ns, width_ns)
+
+
+def sum_bins(rows: Table, base_ns: int, bucket_ns: int, width_ns: int) -> Table:
+    """Without what is compiled, and for counts that it does not know. base_ns: a multiple of width_ns."""
+    since = rows["bucket_start_ns"] - np.uint64(base_ns)
+    key = rows["flow_id"].astype(np.uint64) << _SPAN_BITS | since // np.uint64(bucket_ns)
     order = np.argsort(key)
-    if compiled and frozenset(COUNTED) == _COMPILED:
-        return np.frombuffer(compiled.sum_bins(rows, key, order, int(base), width_ns // bucket_ns, width_ns), COARSE)
-    return sum_bins(rows, key, order, int(base), width_ns // bucket_ns, width_ns)
-
-
-def sum_bins(rows: Table, key: _Keys, order: npt.NDArray[np.intp], base_ns: int, buckets: int, width_ns: int) -> Table:
-    """Without what is compiled, and for counts that it does not know.
-
-    key: of each row, flow << 32 | its bucket's number from base_ns on; order: in which they ascend; buckets: of a bin.
-    """
     key = key[order]
     first = starts(key)
     wire = rows["wire_bytes"][order]
@@ -43,7 +38,7 @@ def sum_bins(rows: Table, key: _Keys, order: npt.NDArray[np.intp], base_ns: int,
         wire = np.add.reduceat(wire, first)  # of each full bucket
         key = key[first]
     flow, bucket = key >> _SPAN_BITS, key & np.uint64(0xFFFFFFFF)
-    bins = bucket // np.uint64(buckets)
+    bins = bucket // np.uint64(width_ns // bucket_ns)
     begins = starts(flow << _SPAN_BITS | bins)
     coarse = np.empty(len(begins), COARSE)
     coarse["flow_id"] = flow[begins]

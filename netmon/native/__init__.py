@@ -10,3 +10,6 @@ try:
     compiled = import_module("netmon.native.compiled")
 except ImportError:
     compiled = None
+
+KNOWN_COUNTS = frozenset(("packets", "wire_bytes", "payload_bytes"))
+"""What a row counts, as compiled.c has it: where it counts more, the twins serve."""

@@ -425,33 +425,77 @@ static uint64_t bin_of(uint64_t key, uint32_t buckets)
 	return (key >> 32 << 32) | (uint32_t)key / buckets;
 }
 
-/* sum_bins(rows, key, order, base, buckets, width): rows as BUCKET, whose keys (flow << 32 | bucket from base on) ascend
- * in this order, summed by flow and by so many buckets: rows as COARSE, in memory of their own.
- * See netmon.dl.coarse. */
+/* A key, and the number of its row. */
+struct keyed {
+	uint64_t key;
+	uint32_t row;
+};
+
+#define DIGIT 11
+
+/* In ascending order of the keys, by digits, the lowest first; spare: as many. Returns where they are then. */
+static struct keyed *sort_keys(struct keyed *keys, struct keyed *spare, Py_ssize_t count)
+{
+	uint64_t differing = 0;
+	for (Py_ssize_t i = 0; i < count; i++)
+		differing |= keys[i].key ^ keys[0].key;
+	for (int shift = 0; shift < 64 && differing >> shift; shift += DIGIT) {
+		uint32_t places[1 << DIGIT] = {0}, place = 0, digits = (1 << DIGIT) - 1;
+		if (!(differing >> shift & digits))
+			continue;
+		for (Py_ssize_t i = 0; i < count; i++)
+			places[keys[i].key >> shift & digits]++;
+		for (uint32_t digit = 0; digit <= digits; digit++) {
+			uint32_t of_digit = places[digit];
+			places[digit] = place;
+			place += of_digit;
+		}
+		for (Py_ssize_t i = 0; i < count; i++)
+			spare[places[keys[i].key >> shift & digits]++] = keys[i];
+		struct keyed *sorted = spare;
+		spare = keys;
+		keys = sorted;
+	}
+	return keys;
+}
+
+/* sum_bins(rows, base, bucket, width): rows as BUCKET, none of which begins before base, summed by flow and by bins of
+ * so many ns: rows as COARSE, in memory of their own. See netmon.dl.coarse. */
 static PyObject *sum_bins(PyObject *self, PyObject *args)
 {
-	PyObject *objects[3], *result = NULL;
-	unsigned long long base, width;
-	unsigned int buckets;
+	PyObject *object, *result = NULL;
+	unsigned long long base, bucket, width;
 	(void)self;
-	if (!PyArg_ParseTuple(args, "OOOKIK", &objects[0], &objects[1], &objects[2], &base, &buckets, &width))
+	if (!PyArg_ParseTuple(args, "OKKK", &object, &base, &bucket, &width))
 		return NULL;
-	Py_ssize_t count = PyObject_Size(objects[0]), bins = 0;
+	Py_ssize_t count = PyObject_Size(object), bins = 0;
 	if (count < 0)
 		return NULL;
 	struct arrays arrays = {.count = 0};
-	const struct fine_row *rows = array(&arrays, objects[0], count, sizeof *rows, 0);
-	const uint64_t *key = rows ? array(&arrays, objects[1], count, 8, 0) : NULL;
-	const int64_t *order = key ? array(&arrays, objects[2], count, 8, 0) : NULL;
-	if (!order)
+	struct keyed *keys = NULL, *sorted;
+	const struct fine_row *rows = array(&arrays, object, count, sizeof *rows, 0);
+	if (!rows)
 		goto out;
+	if (count > INT32_MAX || !bucket || width / bucket < 1 || width / bucket > UINT32_MAX) {
+		PyErr_SetString(PyExc_ValueError, "no bins, or too many rows");
+		goto out;
+	}
+	keys = PyMem_Malloc(2 * (size_t)count * sizeof *keys + 1);
+	if (!keys) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	uint32_t buckets = (uint32_t)(width / bucket);
+	for (Py_ssize_t i = 0; i < count; i++) {
+		uint64_t since = rows[i].start - base;
+		uint32_t number = (since | bucket) <= UINT32_MAX ? (uint32_t)since / (uint32_t)bucket
+								 : (uint32_t)(since / bucket);
+		keys[i] = (struct keyed){(uint64_t)rows[i].flow << 32 | number, (uint32_t)i};
+	}
+	sorted = sort_keys(keys, keys + count, count);
 	uint64_t bin = 0, before = 0;
 	for (Py_ssize_t i = 0; i < count; i++, before = bin) {
-		if (!buckets || order[i] < 0 || order[i] >= count) {
-			PyErr_SetString(PyExc_ValueError, "no bins, or no order of these rows");
-			goto out;
-		}
-		bin = bin_of(key[order[i]], buckets);
+		bin = bin_of(sorted[i].key, buckets);
 		bins += !i || bin != before;
 	}
 	result = PyByteArray_FromStringAndSize(NULL, bins * (Py_ssize_t)sizeof(struct coarse_row));
@@ -460,14 +504,13 @@ static PyObject *sum_bins(PyObject *self, PyObject *args)
 	struct coarse_row *coarse = (struct coarse_row *)(void *)PyByteArray_AsString(result);
 	uint32_t bucket_bytes = 0;
 	for (Py_ssize_t i = 0; i < count; i++, before = bin) {
-		const struct fine_row *row = &rows[order[i]];
-		uint64_t own = key[order[i]];
-		bin = bin_of(own, buckets);
+		const struct fine_row *row = &rows[sorted[i].row];
+		bin = bin_of(sorted[i].key, buckets);
 		if (!i || bin != before) {
 			coarse += i != 0;
 			*coarse = (struct coarse_row){.start = base + (uint32_t)bin * width, .flow = row->flow};
 		}
-		if (!coarse->busy || own != key[order[i - 1]]) {
+		if (!coarse->busy || sorted[i].key != sorted[i - 1].key) {
 			coarse->busy++;
 			bucket_bytes = 0;
 		}
@@ -479,6 +522,7 @@ static PyObject *sum_bins(PyObject *self, PyObject *args)
 		coarse->packets += row->packets;
 	}
 out:
+	PyMem_Free(keys);
 	release(&arrays);
 	return result;
 }

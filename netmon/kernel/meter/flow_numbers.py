@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.native import compiled
+from netmon.native import KNOWN_COUNTS, compiled
 from netmon.rate_limiter import RateLimiter
-from netmon.records import FLOW_KEY, Table, distinct
+from netmon.records import COUNTED, FLOW_KEY, Table, distinct
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.uint32]
@@ -346,6 +346,7 @@ LARGE_BYTES = 65_536
 """Wire bytes with which a flow of an aggregate gets an id of its own, for what follows."""
 
 _NAMED, _MEMBER, _FORGOTTEN = range(3)
+_compiled = compiled if frozenset(COUNTED) == KNOWN_COUNTS else None
 
 Slots = npt.NDArray[np.integer]
 Generations = npt.NDArray[np.uint16]
@@ -382,17 +383,17 @@ class UnnamedSlots:
         """Records of slots (KERNEL_BUCKET, (n, 3)), before they get their flows' ids."""
         if not self._any:
             return
-        listed = self._count_compiled(words) if compiled else self._count(words)
+        listed = self._count_compiled(words) if _compiled else self._count(words)
         for slot in distinct(listed[self._kind[listed] == _FORGOTTEN]).tolist():
             self._revive(slot, now_ns)
         self._large.update(listed[self._bytes[listed] >= LARGE_BYTES].tolist())
 
     def _count_compiled(self, words: Words) -> npt.NDArray[np.intp]:
         """Adds up what they hold of unnamed flows; returns the slots of these that are large or were forgotten."""
-        assert compiled
+        assert _compiled
         listed = np.empty(len(words), np.intp)
         arrays = self._kind, self._generation, self._bytes
-        return listed[: compiled.count_unnamed(words, *arrays, LARGE_BYTES, listed)]
+        return listed[: _compiled.count_unnamed(words, *arrays, LARGE_BYTES, listed)]
 
     def _count(self, words: Words) -> npt.NDArray[np.intp]:
         """The same without what is compiled."""

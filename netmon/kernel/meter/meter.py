@@ -26,13 +26,14 @@ import numpy.typing as npt
 
 from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
 from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
-from netmon.native import compiled
+from netmon.native import KNOWN_COUNTS, compiled
 from netmon.records import BUCKET, COUNTED, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, distinct, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
 
 _LOST = tuple(name.removeprefix("lost_") for name in KERNEL_LEDGER.names or () if name.startswith("lost_"))
 _LIVE, _TAKEN = 1, 2  # 0: never used
+_compiled = compiled if frozenset(COUNTED) == KNOWN_COUNTS else None
 _NAMES = tuple(name for name in SLOT.names or () if name != "key")
 _TAKEN_OUT = np.dtype([*((name, SLOT[name].str) for name in _NAMES), ("link", "<u4")], align=True)
 
@@ -114,12 +115,12 @@ class SlotStates:
         Returns how many, without those in which nothing is left and those of which nobody knows the flow, and slot and
         generation of the first of these. changes: of the latest openings.
         """
-        return self._name_compiled(words, changes) if compiled else self._name(words, changes)
+        return self._name_compiled(words, changes) if _compiled else self._name(words, changes)
 
     def _name_compiled(self, words: Words, changes: "SlotHolders") -> tuple[int, tuple[int, int] | None]:
-        assert compiled
+        assert _compiled
         live = np.empty(len(words), np.intp)
-        left, enlivened, unknown, *first = compiled.name_records(
+        left, enlivened, unknown, *first = _compiled.name_records(
             words, self._arrays, self._kernel, changes.columns, self.recovered, live
         )
         self._newly_live.append(live[:enlivened])
@@ -205,11 +206,11 @@ class SlotStates:
         self._live, self._newly_live = np.concatenate([self._live, *self._newly_live]), []
         if not len(self._live):
             return 0
-        return self._take_compiled(before_ns, words) if compiled else self._take(before_ns, words)
+        return self._take_compiled(before_ns, words) if _compiled else self._take(before_ns, words)
 
     def _take_compiled(self, before_ns: int, words: Words) -> int:
-        assert compiled
-        left, count = compiled.take_quiet(self._kernel, self._arrays, self._live, before_ns, words)
+        assert _compiled
+        left, count = _compiled.take_quiet(self._kernel, self._arrays, self._live, before_ns, words)
         self._live = self._live[:left]
         return int(count)
 
