@@ -28,6 +28,7 @@ _COLLECTIVE_NS = 2_500_000_000  # of a wait, in which its ranks may still transf
 _FLOWING_NS = 5_000_000_000  # a job transfers if it sent something in this time
 _MOST_JOBS, _MOST_RANKS, _MOST_WORKS = 1_024, 1 << 14, 64
 _REPEATED = 3  # pauses of a rank that are as long: then that pause is expected to recur
+_STOPPED_NS = 1_500_000_000  # from the first report that has a rank stopped to another one: then it counts
 _CUT_NS = 2_000_000_000  # after the beginning of a wait: a retransmission shows that data did not arrive
 _CUT_AGE_NS = 8_000_000_000  # the kernel doubles the time between retransmissions
 _FORGOTTEN_NS = 3_600_000_000_000  # a job without a report for so long
@@ -179,9 +180,11 @@ class Hangs:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
             least_cpu = job.least_cpu(number, own["state"][at] == ProcessState.DISK)
             progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
-        state = reported = ProcessState(own["state"][at])
-        if reported is ProcessState.STOPPED and (previous is None or previous.reported is not reported):
-            state = ProcessState.UNKNOWN  # a debugger may have stopped it for a moment
+        state, stopped_ns = ProcessState(own["state"][at]), 0
+        if state is ProcessState.STOPPED:
+            stopped_ns = (previous.stopped_ns if previous else 0) or end_ns
+            if end_ns - stopped_ns < _STOPPED_NS:
+                state = ProcessState.UNKNOWN  # a debugger may have stopped it for a moment
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
@@ -190,7 +193,7 @@ class Hangs:
             received_ns=end_ns,
             io_bytes=io_bytes + (previous.io_bytes if previous else 0),
             waited_for_disk=previous is not None and (previous.waited_for_disk or previous.state is ProcessState.DISK),
-            reported=reported,
+            stopped_ns=stopped_ns,
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:

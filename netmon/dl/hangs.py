@@ -8,7 +8,7 @@ each other crosswise, or all are in the collective and it does not end.
 A missing rank is reported once the wait is longer than this job's waits before. How much longer depends on what the
 missing rank does, because a report on a rank that is only late would be false:
 
-- It has left, died, or is stopped in two reports in a row; or it has called something else: SURE_NS.
+- It has left, died, or is stopped in reports 1.5 s apart; or it has called something else: SURE_NS.
 - It sleeps, neither computes nor reads nor writes: SURE_NS, or half as long again as the job's longest wait.
 - It waits for its disk, or has done so, read or written since its last call: DISK_NS, or three times the longest wait.
 - It, or another missing rank, makes progress: PATIENCE_NS, or three times the longest wait.
@@ -69,7 +69,7 @@ class RankNow:
     received_ns: int = 0  # when this was reported
     io_bytes: int = 0  # that it has read and written since its last call
     waited_for_disk: bool = False  # since its last call it was seen in disk I/O before
-    reported: ProcessState = ProcessState.UNKNOWN  # by the last report; `state` is STOPPED from the second such one on
+    stopped_ns: int = 0  # since when all reports have it stopped; `state` is STOPPED once that is no moment any more
 
     @property
     def makes_progress(self) -> bool:

@@ -172,6 +172,19 @@ def test_of_one_that_was_stopped_for_a_moment_nothing_is_told(later: ProcessStat
         assert len(collector.stored) == (told if second == 8 else 0)
 
 
+@pytest.mark.parametrize(("again_s", "told"), [(6, 0), (7, 1)])
+def test_two_looks_at_one_moment_do_not_make_it_longer(again_s: int, told: int) -> None:
+    """Where a processor is scarce, a debugger's moment may take a second."""
+    collector = Collector()
+    collector.stands_still(cpu_ns=2 * S)
+    for second in (5, again_s):
+        for rank in (0, 1):
+            collector.tell(rank, second, 8, WAITED, cpu_ns=0)
+        collector.tell(2, second, 7, OVER, cpu_ns=0, state=int(ProcessState.STOPPED))
+        collector.tick()
+    assert len(collector.stored) == told
+
+
 def test_who_computes_no_more_than_those_who_wait_does_nothing() -> None:
     """Horovod's threads look for work all the time."""
     collector = Collector()
