@@ -753,7 +753,7 @@ struct kernel_slot { /* SLOT */
 	uint32_t losses;
 };
 
-struct taken { /* TAKEN */
+struct taken { /* what was delivered out of a slot */
 	uint64_t start;
 	uint32_t wire, payload;
 	uint16_t packets, generation;

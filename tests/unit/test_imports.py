@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "wire": TYPES | {"native"},
     "certificates": TYPES | {"wire"},
     "dl": {"native", "records", "evidence", "errors", "views", "units"},
-    "kernel": SHARED,
+    "kernel": SHARED | {"native"},
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,

@@ -6,7 +6,7 @@ its slot once it is older than STALE_NS. The kernel does not know of the latter 
 bucket all the same when the next packet comes; it is recognised by slot, generation and time, and only what it
 has beyond the delivered counts is added (nothing, unless the program was interrupted in the middle). If the ring was
 full at that moment, the kernel has counted as lost what had been delivered already; `ledger` takes that off.
-slot_states.py says which slots are looked at, and why no other one can have an open bucket.
+SlotStates says which slots are looked at, and why no other one can have an open bucket.
 
 Order. The programs of a CPU publish a record after they have rewritten its slot, and the opening of a flow after the
 last bucket of the flow that it displaces and before the first one of its own. So the buckets are looked at first and
