@@ -5,11 +5,12 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import starts
-from netmon.native import KNOWN_COUNTS, compiled
+from netmon.native import loops_over_rows
 from netmon.records import BUCKET, COARSE, COUNTED, Table, empty
 
 _SUMMED = tuple(name for name in COUNTED if name != "wire_bytes")
 _SPAN_BITS = np.uint64(32)
+_compiled = loops_over_rows(COUNTED)
 
 
 def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
@@ -21,8 +22,8 @@ def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
     if not len(rows):
         return empty(COARSE)
     base_ns = int(rows["bucket_start_ns"].min()) // width_ns * width_ns
-    if compiled and frozenset(COUNTED) == KNOWN_COUNTS:
-        return np.frombuffer(compiled.sum_bins(rows, base_ns, bucket_ns, width_ns), COARSE)
+    if _compiled:
+        return np.frombuffer(_compiled.sum_bins(rows, base_ns, bucket_ns, width_ns), COARSE)
     return sum_bins(rows, base_ns, bucket_ns, width_ns)
 
 

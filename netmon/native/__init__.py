@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops over rows in C, where an installation could build them; each has a twin in numpy next to its caller."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
@@ -11,5 +12,7 @@ try:
 except ImportError:
     compiled = None
 
-KNOWN_COUNTS = frozenset(("packets", "wire_bytes", "payload_bytes"))
-"""What a row counts, as compiled.c has it: where it counts more, the twins serve."""
+
+def loops_over_rows(counted: Iterable[str]) -> ModuleType | None:
+    """The functions for rows that count this; None: compiled.c does not know them so, and the twins serve."""
+    return compiled if set(counted) == {"packets", "wire_bytes", "payload_bytes"} else None

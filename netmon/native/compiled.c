@@ -1066,8 +1066,8 @@ out:
 
 static PyMethodDef methods[] = {
 	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
-	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
 	{"count_unnamed", count_unnamed, METH_VARARGS, "Bytes of slots whose flow has no id of its own."},
+	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
 	{"name_records", name_records, METH_VARARGS, "Records of closed buckets as rows, in place."},
 	{"numbers_of", numbers_of, METH_VARARGS, "Names of one length in a dictionary of numbers."},
 	{"pack_rows", pack_rows, METH_VARARGS, "Bucket rows as the columns of a message."},

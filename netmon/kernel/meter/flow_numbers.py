@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.native import KNOWN_COUNTS, compiled
+from netmon.native import compiled, loops_over_rows
 from netmon.rate_limiter import RateLimiter
 from netmon.records import COUNTED, FLOW_KEY, Table, distinct
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.uint32]
+
+# The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
+HALF, PACKETS_SHIFT, LOWER = np.uint64(32), np.uint64(48), np.uint64(0xFFFFFFFF)
 
 # --- Names of one length → their numbers.
 
@@ -49,7 +52,6 @@ _LEVELS = (
     _Level((8, 16), (np.uint64(0x000000FF_FFFFFFFF), np.uint64(0xFFFF)), 1024),
     _Level((0, 0), (_V4_BITS, _NOTHING), 1 << 32),  # as many as there are links, protocols and families
 )
-_HALF, _LOWER = np.uint64(32), np.uint64(0xFFFFFFFF)
 _PORT_SHIFT, _LEVEL_SHIFT = 32, 48  # in a name's last word, above FLOW_KEY's link_protocol
 _REMOTE = 7  # a level of its own: a service elsewhere
 _MOST_REMOTE = 1024
@@ -282,7 +284,7 @@ class FlowNumbers:
     def _wanted(self, names: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """Which are a job's ranks', or have a reverse direction that is described."""
         keys: Table = names.view(FLOW_KEY)
-        wanted: npt.NDArray[np.bool_] = self.training(keys) | (_numbers_of(self._ids, _reversed(keys)) > 0)
+        wanted: npt.NDArray[np.bool_] = self.training(keys) | (_numbers_of(self._ids, reversed_keys(keys)) > 0)
         return wanted
 
     def promote(self, key: bytes, now_ns: int) -> int:
@@ -322,19 +324,13 @@ class FlowNumbers:
         return number
 
 
-def _reversed(keys: Table) -> npt.NDArray[np.void]:
+def reversed_keys(keys: Table) -> npt.NDArray[np.void]:
     """(n,) FLOW_KEY → the same connections' other directions, on the same interface: raw, (n,)."""
     other = keys.copy()
     other["src"], other["dst"] = keys["dst"], keys["src"]
     other["src_port"], other["dst_port"] = keys["dst_port"], keys["src_port"]
     other["link_protocol"] = keys["link_protocol"] ^ np.uint32(1 << 8)
     return other.view(_RAW)
-
-
-def reversed_keys(keys: Table) -> list[bytes]:
-    """(n,) FLOW_KEY → the raw keys of the same connections' other directions, on the same interface."""
-    raw: list[bytes] = _reversed(keys).tolist()
-    return raw
 
 
 # --- Slots whose flow has no id of its own: how much each has transferred, and which are to be given one.
@@ -346,7 +342,7 @@ LARGE_BYTES = 65_536
 """Wire bytes with which a flow of an aggregate gets an id of its own, for what follows."""
 
 _NAMED, _MEMBER, _FORGOTTEN = range(3)
-_compiled = compiled if frozenset(COUNTED) == KNOWN_COUNTS else None
+_compiled = loops_over_rows(COUNTED)
 
 Slots = npt.NDArray[np.integer]
 Generations = npt.NDArray[np.uint16]
@@ -398,10 +394,10 @@ class UnnamedSlots:
     def _count(self, words: Words) -> npt.NDArray[np.intp]:
         """The same without what is compiled."""
         last = words[:, 2]
-        slots: npt.NDArray[np.intp] = (last & _LOWER).view(np.intp)
-        unnamed = (self._kind[slots] != _NAMED) & (self._generation[slots] == (last >> _HALF).astype(np.uint16))
+        slots: npt.NDArray[np.intp] = (last & LOWER).view(np.intp)
+        unnamed = (self._kind[slots] != _NAMED) & (self._generation[slots] == (last >> HALF).astype(np.uint16))
         slots = slots[unnamed]
-        np.add.at(self._bytes, slots, words[unnamed, 1] & _LOWER)
+        np.add.at(self._bytes, slots, words[unnamed, 1] & LOWER)
         listed: npt.NDArray[np.intp] = slots[(self._kind[slots] == _FORGOTTEN) | (self._bytes[slots] >= LARGE_BYTES)]
         return listed
 

@@ -24,23 +24,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
+from netmon.kernel.meter.flow_numbers import HALF, LOWER, PACKETS_SHIFT, FlowNumbers, New, UnnamedSlots, Words
 from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
-from netmon.native import KNOWN_COUNTS, compiled
+from netmon.native import loops_over_rows
 from netmon.records import BUCKET, COUNTED, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, distinct, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
 
 _LOST = tuple(name.removeprefix("lost_") for name in KERNEL_LEDGER.names or () if name.startswith("lost_"))
 _LIVE, _TAKEN = 1, 2  # 0: never used
-_compiled = compiled if frozenset(COUNTED) == KNOWN_COUNTS else None
+_compiled = loops_over_rows(COUNTED)
 _NAMES = tuple(name for name in SLOT.names or () if name != "key")
 _TAKEN_OUT = np.dtype([*((name, SLOT[name].str) for name in _NAMES), ("link", "<u4")], align=True)
 
-# The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
-_HALF, _PACKETS_SHIFT, _LOWER = np.uint64(32), np.uint64(48), np.uint64(0xFFFFFFFF)
-
-Words = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.intp]
 _NONE: Slots = np.zeros(0, np.intp)
 
@@ -132,12 +128,12 @@ class SlotStates:
         for begin in range(0, len(words), _CHUNK):
             chunk = words[begin : begin + _CHUNK]
             last = chunk[:, 2].copy()
-            slots: Slots = (last & _LOWER).view(np.intp)
-            generations = (last >> _HALF).astype(np.uint16)
+            slots: Slots = (last & LOWER).view(np.intp)
+            generations = (last >> HALF).astype(np.uint16)
             flow_ids = self._arrays.flows[slots]
             changed = np.flatnonzero(self._arrays.generations[slots] != generations)
             flow_ids[changed] = changes.find(slots[changed], generations[changed])
-            chunk[:, 2] = flow_ids | last >> _PACKETS_SHIFT << _HALF
+            chunk[:, 2] = flow_ids | last >> PACKETS_SHIFT << HALF
             rows: Table = chunk.reshape(-1).view(BUCKET)
             keep = flow_ids != 0
             keep[self._add_records(rows, slots, generations)] = False
@@ -542,5 +538,5 @@ class Meter:
         self.rows.shrink(begin + len(words))
         if len(words):
             self._unnamed.carry(words, now_ns)
-            slots = (words[:, 2] & _LOWER).view(np.intp)
-            words[:, 2] = self._arrays.flows[slots] | words[:, 2] >> _PACKETS_SHIFT << _HALF
+            slots = (words[:, 2] & LOWER).view(np.intp)
+            words[:, 2] = self._arrays.flows[slots] | words[:, 2] >> PACKETS_SHIFT << HALF
