@@ -5,9 +5,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from netmon.dl.grouped import joined, order_by, starts
+from netmon.dl.grouped import joined
+from netmon.dl.operations import by_process
 from netmon.dl.step_calls import StepCalls
 from netmon.evidence import COLLECTIVE
 from netmon.marks import RankIdentity
@@ -40,15 +39,12 @@ class Collectives:
         self._left_out = 0
 
     def add(self, table: Table) -> None:
-        """Calls of all processes, dtype STEP."""
+        """Calls of all processes, dtype STEP, as in_order has them."""
         if (dropped := table["kind"] == STEP_DROPPED).any():
             for pid in distinct(table["pid"][dropped]).tolist():
                 self._of(pid).calls.forget()
-        table = table.compress(~dropped)
-        if not len(table):
-            return
-        table = table.take(order_by(table["pid"].astype(np.int64), table["time_ns"].astype(np.int64)))
-        for own in np.split(table, starts(table["pid"])[1:]):
+            table = table.compress(~dropped)
+        for own in by_process(table):
             self._of(int(own["pid"][0])).calls.add(own)
 
     def _of(self, pid: int) -> _Process:

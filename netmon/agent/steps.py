@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from netmon.agent.waits import Active
+from netmon.dl.grouped import joined
+from netmon.dl.operations import by_process
 from netmon.dl.rank_activity import RankActivity
 from netmon.dl.rank_steps import RankSteps
 from netmon.marks import RankIdentity, is_rank
@@ -202,30 +204,34 @@ class StepMarks:
         return renamed
 
     def steps(self, table: Table) -> list[Mark]:
-        """table: dtype STEP, as the kernel handed it over → marks."""
+        """table: dtype STEP, what the kernel has handed over, as in_order has it → marks."""
         marks: list[Mark] = []
-        table = self._without_drops(table)
-        table = table[np.lexsort((table["time_ns"], table["pid"]))]
-        set_up = table[table["kind"] == STEP_RANK]
-        for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
-            self._number(pid, name)
-        # Until it is known whether a process may have trained before, nobody knows where its steps begin.
-        known = np.isin(table["pid"], [pid for pid, rank in self._ranks.items() if rank.probed])
-        self._hold(table[~known])
-        for of_process in _by_process(table[known]):
-            marks += self._feed_within_budget(int(of_process["pid"][0]), of_process)
+        held = list[Table]()
+        for of_process in by_process(self._without_drops(table)):
+            pid = int(of_process["pid"][0])
+            set_up = of_process.compress(of_process["kind"] == STEP_RANK)
+            if len(set_up):
+                self._number(pid, int(set_up["name_hash"][-1]))
+            # Until it is known whether a process may have trained before, nobody knows where its steps begin.
+            if pid in self._ranks and self._ranks[pid].probed:
+                marks += self._feed_within_budget(pid, of_process)
+            else:
+                held.append(of_process)
+        if held:
+            self._hold(joined(held))
         self._bound()
         return marks
 
     def _without_drops(self, table: Table) -> Table:
         """Says which processes call so often that not every call is reported."""
         dropped = table["kind"] == STEP_DROPPED
-        for pid in distinct(table["pid"][dropped]).tolist() if dropped.any() else ():
+        if not dropped.any():
+            return table
+        for pid in distinct(table["pid"][dropped]).tolist():
             self._name(pid)
             if pid in self._ranks:
                 self._ranks[pid].activity.forget()
-        rest: Table = table[~dropped]
-        return rest
+        return table.compress(~dropped)
 
     def _name(self, pid: int) -> None:
         if pid not in self._over_budget and len(self._over_budget) < _NAMED:
@@ -248,8 +254,6 @@ class StepMarks:
 
     def _hold(self, table: Table) -> None:
         """Until their process is known as a rank; the oldest are given up."""
-        if not len(table):
-            return
         self._unknown.append(table)
         while len(self._unknown) > _PENDING_DRAINS or sum(map(len, self._unknown)) > max(_PENDING_STEPS, len(table)):
             self._unknown.popleft()
@@ -377,13 +381,8 @@ def _begins_job(call: np.void, ranks: int) -> bool:
     return bool(call["kind"] == STEP_GROUP and call["group_size"] == ranks)
 
 
-def _by_process(table: Table) -> list[Table]:
-    """table: in order of processes."""
-    return np.split(table, np.flatnonzero(np.diff(table["pid"].astype(np.int64))) + 1) if len(table) else []
-
-
 def _last_set_up(steps: Table) -> Table:
     """Of set-ups with nothing between them, the last one."""
     set_up = steps["kind"] == STEP_RANK
-    overtaken = set_up[:-1] & set_up[1:]
-    return np.delete(steps, np.flatnonzero(overtaken))
+    overtaken = np.append(set_up[:-1] & set_up[1:], False)
+    return steps.compress(~overtaken) if overtaken.any() else steps

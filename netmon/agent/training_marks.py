@@ -23,6 +23,7 @@ from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.waits import Active
 from netmon.dl.iterations import HostIterations
+from netmon.dl.operations import in_order
 from netmon.errors import UsageError
 from netmon.kernel.training.timelines import Opened
 from netmon.marks import MAX_PACKET, MOST_MARKS, MarkPacket, decode
@@ -308,7 +309,7 @@ class TrainingMarks:
 
     def receive(self, now_ns: int) -> None:
         """Takes what scripts and libraries have reported."""
-        hooked, calls = self._socket.take(), self._counting.steps.take()
+        hooked, calls = self._socket.take(), in_order(self._counting.steps.take())
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(calls) if len(calls) else ())]
         if hooked or len(calls):
             self._marked_ns = now_ns

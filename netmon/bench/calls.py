@@ -17,11 +17,12 @@ from statistics import median
 
 import numpy as np
 
+from netmon.agent.collectives import Collectives
+from netmon.agent.steps import StepMarks
+from netmon.agent.waits import Waits
 from netmon.bench.result import table
 from netmon.bench.specs import CallsSpec, Progress, silent
-from netmon.dl.operations import Operation
-from netmon.dl.rank_activity import RankActivity
-from netmon.dl.rank_steps import RankSteps
+from netmon.dl.operations import Operation, in_order
 from netmon.errors import NetmonError
 from netmon.kernel import loader
 from netmon.kernel.meter.memory import RingBuffer, choose_geometry
@@ -168,23 +169,36 @@ def _attached(descriptors: dict[str, int], pid: int) -> Iterator[None]:
 # --- The agent's part.
 
 _STEP_CALLS, _SECONDS = 200, 16
-_DRAIN_NS = 400_000_000
+_DRAIN_NS, _DRAINS_OF_BATCH = 400_000_000, 2
 KINDS = {"sums of gradients": False, "shards of parameters": True}
 """Whether the training gathers and scatters."""
+_RANK = {
+    **{"pid": 1, "uid": 0, "job": "paper", "rank": 0, "size": 2, "job_name": "", "trains": True, "probed": True},
+    "late": False,
+}
 
 
 def agent_cost(kind: str, rate: int) -> AgentCost:
-    """Of the second half of some seconds of calls of a rank on paper."""
+    """Of the second half of some seconds of calls of a rank on paper: its steps, what it has called in each, and what
+    it waits for, from the ring to the batch."""
     calls = paper_calls(KINDS[kind], rate, _SECONDS)
-    steps, activity, found = RankSteps(), RankActivity(), 0
+    steps, collectives, waits, found = StepMarks(), Collectives(), Waits(), 0
+    steps.ranks([_RANK], 0)
     number = (calls["time_ns"] - calls["time_ns"][0]) // _DRAIN_NS
     parts = np.split(calls, np.flatnonzero(np.diff(number)) + 1)
-    begin_s, count = 0.0, 0
+    begin_s, count, jobs = 0.0, 0, dict[str, int]()
     for place, part in enumerate(parts):
         if place == len(parts) // 2:
             begin_s, count = time.process_time(), 0
-        activity.add(part)
-        found += sum(moment is Moment.FIRST_ENQUEUE for _, moment, _ in steps.feed(part, 2))
+        part = in_order(part)
+        marks = steps.steps(part)
+        collectives.add(part)
+        collectives.add_marks(marks)
+        if place % _DRAINS_OF_BATCH:
+            now_ns = int(part["time_ns"][-1])
+            collectives.due(now_ns, jobs)
+            waits.due(steps.active(), now_ns, jobs)
+        found += sum(mark.moment is Moment.FIRST_ENQUEUE for mark in marks)
         count += int((part["kind"] == STEP_BEGIN).sum())
     spent_s = time.process_time() - begin_s
     return AgentCost(kind, rate, 1e6 * spent_s / count, spent_s / (count / rate), found)

@@ -2,6 +2,7 @@
 """Ascending values of many groups, searched and summed together."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from netmon.records import Table
 
 Numbers = npt.NDArray[np.int64]
+_Word = TypeVar("_Word", bound=np.integer)
 
 _MOST = 2**62
 
@@ -29,6 +31,14 @@ def distinct(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
     present = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
     present[numbers] = True
     return np.flatnonzero(present)
+
+
+def numbered(words: npt.NDArray[_Word]) -> tuple[npt.NDArray[_Word], npt.NDArray[np.intp]]:
+    """Each of these words once, ascending; and of each word which one it is. Mostly all are the same."""
+    if len(words) and (words == words[0]).all():
+        return words[:1], np.zeros(len(words), np.intp)
+    once, places = np.unique(words, return_inverse=True)
+    return once, places
 
 
 def latest_of(value: Numbers, first: npt.NDArray[np.intp]) -> Numbers:
@@ -67,7 +77,7 @@ def order_by(*keys: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
     for key, low, span in zip(keys, lows, spans, strict=True):
         if span > 1:
             packed *= span
-            packed += key.astype(np.int64) - low
+            packed += (key - key.dtype.type(low)).astype(np.int64)
     return _order(packed, size)
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.grouped import order_by
+from netmon.dl.grouped import ascending, order_by, starts
+from netmon.native import compiled
 from netmon.records import (
     LIBRARY_REDUCER,
     STEP_BEGIN,
@@ -135,11 +136,36 @@ def by_kind(*kinds: int) -> Flags:
     return found
 
 
+def by_operation(*operations: int) -> Flags:
+    """To be indexed with operations: whether each is one of these. np.isin takes ten times as long."""
+    found = np.zeros(1 << 16, np.bool_)
+    found[list(operations)] = True
+    return found
+
+
 ENDS = by_kind(STEP_OVER, STEP_WAIT_END)
 """Of works, by kind of call."""
 WAITS = by_kind(STEP_WAIT_BEGIN, STEP_WORK_WAIT)
 """A thread begins to wait for a work."""
 OF_WORKS = by_kind(STEP_BEGIN) | ENDS | WAITS
+
+NOTHING, BEGINS, IS_OVER, IS_AWAITED = range(4)
+"""What a call does to a work."""
+ROLES = (BEGINS * by_kind(STEP_BEGIN) + IS_OVER * ENDS + IS_AWAITED * WAITS).astype(np.uint8)
+"""By kind of call."""
+
+
+def in_order(table: Table) -> Table:
+    """table: dtype STEP → the calls of one process after those of another one, each in order of time."""
+    if ascending(table["pid"], table["time_ns"]):
+        return table
+    ordered: Table = table.take(order_by(table["pid"].astype(np.int64), table["time_ns"].astype(np.int64)))
+    return ordered
+
+
+def by_process(table: Table) -> list[Table]:
+    """table: as in_order has it → the calls of each process."""
+    return np.split(table, starts(table["pid"])[1:]) if len(table) else []
 
 
 def are_transfers(operation: npt.NDArray[np.uint16]) -> Flags:
@@ -156,39 +182,52 @@ def waits_for_gradients(table: Table) -> Flags:
 
 
 class Works:
-    """The works that a process begins, in order of time."""
+    """The works that a process begins, in order of time. A call is of the last one that was begun at its address."""
 
-    def __init__(self, work: npt.NDArray[np.uint64], kind: npt.NDArray[np.uint8]) -> None:
-        """work, kind: of its calls in order of time, as dtype STEP has them."""
-        self._order = order_by(work)
-        self._work = work[self._order]
-        begins = kind == STEP_BEGIN
-        self.begun: Indices = np.flatnonzero(begins)
+    def __init__(self, work: npt.NDArray[np.uint64], role: npt.NDArray[np.uint8]) -> None:
+        """work, role: of its calls in order of time, as dtype STEP and ROLES have them."""
+        self.begun: Indices = np.flatnonzero(role == BEGINS)
         """Where they begin."""
-        positions = np.empty(len(work), np.intp)
-        positions[self._order] = np.arange(len(work))
-        self._at = positions[self.begun]
-        self._next = self._after(begins)
-        self.again = self._is_same(self._next)
-        """Whether another work has its address later."""
+        if compiled:
+            count = len(self.begun)
+            over, awaited, again = np.empty(count, np.intp), np.empty(count, np.intp), np.empty(count, np.bool_)
+            compiled.pair_works(np.ascontiguousarray(work), role, over, awaited, again.view(np.uint8))
+        else:
+            over, awaited, again = _pair_works(work, role, self.begun)
+        self.over: Indices = over
+        """Of each the first call that says that it is; −1: there is none."""
+        self.awaited: Indices = awaited
+        """Of each the first call that waits for it; −1: there is none."""
+        self.again: Flags = again
+        """Whether another one has its address later."""
 
-    def first(self, which: Flags) -> Indices:
-        """Of each work the first of these calls, none a beginning, that is of it; −1: there is none."""
-        found = self._after(which)
-        own = (found < self._next) & self._is_same(found)
-        return np.where(own, self._order[np.minimum(found, len(self._order) - 1)], -1)
 
-    def _after(self, which: Flags) -> Indices:
+def _pair_works(
+    work: npt.NDArray[np.uint64], role: npt.NDArray[np.uint8], begun: Indices
+) -> tuple[Indices, Indices, Flags]:
+    """As pair_works in netmon/native."""
+    order = order_by(work)
+    last = len(order) - 1
+    positions = np.empty(len(order), np.intp)
+    positions[order] = np.arange(len(order))
+    at, work, role = positions[begun], work[order], role[order]
+
+    def after(which: int) -> Indices:
         """Of each work the place of the first of these calls that comes after its beginning."""
-        which = which[self._order]
-        found: Indices = np.append(np.flatnonzero(which), len(which))[np.cumsum(which)[self._at]]
+        found: Indices = np.append(np.flatnonzero(role == which), len(role))[np.cumsum(role == which)[at]]
         return found
 
-    def _is_same(self, positions: Indices) -> Flags:
+    def is_same(places: Indices) -> Flags:
         """Whether what stands there is of the same address."""
-        last = len(self._work) - 1
-        found: Flags = (positions <= last) & (self._work[np.minimum(positions, last)] == self._work[self._at])
+        found: Flags = (places <= last) & (work[np.minimum(places, last)] == work[at])
         return found
+
+    following = after(BEGINS)
+    firsts = [after(IS_OVER), after(IS_AWAITED)]
+    over, awaited = (
+        np.where((first < following) & is_same(first), order[np.minimum(first, last)], -1) for first in firsts
+    )
+    return over, awaited, is_same(following)
 
 
 # --- How large the gradients of a step are, by the calls that hand them over.

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.grouped import joined
+from netmon.dl.grouped import distinct, joined, numbered
 from netmon.dl.operations import (
-    ENDS,
+    BEGINS,
+    NOTHING,
     OF_WORKS,
+    ROLES,
     TRANSFERS,
-    WAITS,
     Group,
     GroupNames,
     Operation,
@@ -60,6 +61,12 @@ _MOST_OPEN, _MOST_GROUPS, _MOST_REPORTED = 256, 256, 16
 def _as_bytes(table: Table) -> npt.NDArray[np.uint8]:
     """(rows, bytes of one); a view."""
     return table.view(np.uint8).reshape(len(table), table.itemsize)
+
+
+def _put(rows: Table, calls: Table, position: npt.NDArray[np.int64]) -> None:
+    """rows: dtype _CALL, of these calls. Column by column takes thrice as long."""
+    _as_bytes(rows)[:, : STEP.itemsize] = _as_bytes(calls)
+    rows["position"] = position
 
 
 class Work(NamedTuple):
@@ -109,12 +116,10 @@ class RankActivity:
             self._look()
             self._take_groups(table.compress(kind >= STEP_GROUP))
         self._note_horovod(table)
-        kept = table.compress(OF_WORKS[kind])
-        if len(kept):
-            self._calls.append(kept)
-            self._count, self._looked = self._count + len(kept), False
-            if self._count > _MOST_CALLS:
-                self._look()
+        self._calls.append(table)
+        self._count, self._looked = self._count + len(table), False
+        if self._count > _MOST_CALLS:
+            self._look()
 
     def forget(self) -> None:
         """Calls have been missed: of what was begun nobody knows whether it is over."""
@@ -180,24 +185,27 @@ class RankActivity:
         """Takes in the calls that have been kept."""
         if self._looked:
             return
-        calls = np.zeros(len(self._open) + sum(map(len, self._calls)), _CALL)
-        first = len(self._open)  # of those that are new
-        calls[:first] = self._open
-        # Column by column takes thrice as long.
-        _as_bytes(calls)[first:, : STEP.itemsize] = _as_bytes(joined(self._calls))
+        calls = self._calls[0] if len(self._calls) == 1 else joined(self._calls)
         self._calls, self._count, self._looked = [], 0, True
-        self._take_waits(calls[first:])
-        self._take_begun(calls[first:])
-        some = np.flatnonzero(calls["work"] != 0)
-        kind = calls["kind"][some]
-        works = Works(calls["work"][some], kind)
-        opened = np.flatnonzero((works.first(ENDS[kind]) < 0) & ~works.again)[-_MOST_OPEN:]
-        self._open = calls[some[works.begun[opened]]]
-        self._open["waited"] |= works.first(WAITS[kind])[opened] >= 0
+        before, work, role = len(self._open), calls["work"], ROLES.take(calls["kind"])
+        role[work == 0] = NOTHING
+        works = Works(
+            np.concatenate([self._open["work"], work]), np.concatenate([np.full(before, BEGINS, np.uint8), role])
+        )
+        opened = np.flatnonzero((works.over < 0) & ~works.again)[-_MOST_OPEN:]
+        new = opened[opened >= before]
+        position = self._take_begun(calls, works.begun[new] - before)
+        self._take_waits(calls)
+        rows = np.zeros(len(opened), _CALL)
+        kept = len(opened) - len(new)
+        rows[:kept] = self._open[opened[:kept]]
+        _put(rows[kept:], calls.take(works.begun[new] - before), position)
+        rows["waited"] |= works.awaited[opened] >= 0
+        self._open = rows
 
     def _take_waits(self, calls: Table) -> None:
         """Waits for gradients, whichever these are."""
-        horovod = np.flatnonzero((calls["work"] == 0) & (calls["library"] == LIBRARY_HOROVOD))
+        horovod = np.flatnonzero((calls["work"] == 0) & (calls["library"] == LIBRARY_HOROVOD) & OF_WORKS[calls["kind"]])
         if len(horovod):
             last = calls[horovod[-1]]
             self._horovod_ns = int(last["time_ns"]) if last["kind"] == STEP_WAIT_BEGIN else 0
@@ -205,30 +213,36 @@ class RankActivity:
         if len(reducer):
             self._reducer_ns = int(calls["time_ns"][reducer[-1]])
 
-    def _take_begun(self, calls: Table) -> None:
-        """Gives collectives their positions."""
+    def _take_begun(self, calls: Table, wanted: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        """Notes what is begun. The positions of these calls, which begin works."""
         rows = np.flatnonzero(calls["kind"] == STEP_BEGIN)
         if not len(rows):
-            return
-        begun = calls.take(rows)
-        self._begun_ns = int(begun["time_ns"][-1])
-        two = are_transfers(begun["tensors"])
-        addresses, of = np.unique(begun["name_hash"], return_inverse=True)
+            return np.zeros(0, np.int64)
+        self._begun_ns = int(calls["time_ns"][rows[-1]])
+        group, operation = calls["name_hash"][rows], calls["tensors"][rows]
+        two = are_transfers(operation)
+        addresses, of = numbered(group)
+        last = np.zeros(len(addresses), np.intp)
+        last[of[~two]] = np.flatnonzero(~two)  # of each group the last collective
+        last = np.sort(last[distinct(of[~two])])
+        asked = np.concatenate([np.searchsorted(rows, wanted), last])
+        position = calls["sequence"][rows[asked]].astype(np.int64)
         known = self._groups.by_address
         names = [known[at].name if at in known else UNKNOWN for at in addresses.tolist()]
         for name in set(names):
-            own = np.flatnonzero(np.isin(of, [at for at, one in enumerate(names) if one == name]))
-            before = self._transfers.get(name, 0) + np.cumsum(two[own])
-            begun["position"][own] = begun["sequence"][own] - before
+            is_own = np.array([one == name for one in names])[of]
+            before = self._transfers.get(name, 0) + np.cumsum(two & is_own)
+            position -= np.where(is_own[asked], before[asked], 0)
             self._transfers[name] = int(before[-1])
-        calls["position"][rows] = begun["position"]
-        collectives = begun.compress(~two)
-        address, last = np.unique(collectives["name_hash"][::-1], return_index=True)
-        for at, row in zip(address.tolist(), (len(collectives) - 1 - last).tolist(), strict=True):
+        found = np.zeros(len(last), _CALL)
+        _put(found, calls.take(rows[last]), position[len(wanted) :])
+        for at, row in zip(group[last].tolist(), found, strict=True):
             self._last.pop(at, None)
-            self._last[at] = collectives[row].copy()
+            self._last[at] = row.copy()
         for at in list(self._last)[: max(0, len(self._last) - _MOST_GROUPS)]:
             del self._last[at]
+        of_wanted: npt.NDArray[np.int64] = position[: len(wanted)]
+        return of_wanted
 
     def _identity(self, address: int, row: np.void, rank: int, size: int) -> Group:
         known = self._groups.by_address.get(address)

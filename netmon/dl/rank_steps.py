@@ -27,7 +27,8 @@ from netmon.records import (
     Table,
 )
 
-_NAMES_GRADIENTS = (LIBRARY_HOROVOD, LIBRARY_REDUCER)
+_NAMES_GRADIENTS = np.zeros(256, np.bool_)  # by library
+_NAMES_GRADIENTS[[LIBRARY_HOROVOD, LIBRARY_REDUCER]] = True
 _MOST_PENDING = 1_000  # boundaries
 _MOST_UNREAD = 4_000  # calls
 
@@ -102,7 +103,7 @@ class RankSteps:
 
     def _feed(self, table: Table, ranks: int) -> list[Boundary]:
         if self.basis is Basis.CALLS:
-            named = table[np.isin(table["library"], _NAMES_GRADIENTS)]
+            named = table.compress(_NAMES_GRADIENTS.take(table["library"]))
             if len(named) and not self._names_gradients:
                 self._sums = CycleDetector(last=self._calls.iteration)
             by_sums = self._sums.feed(named)
@@ -111,7 +112,7 @@ class RankSteps:
             by_sums = self._sums.feed(complete)
             begun_ns = [time_ns for _, moment, time_ns in by_sums if moment is Moment.FIRST_ENQUEUE]
             self._account.add(complete, begun_ns, self._sums.size.bytes, ranks)
-        self._not_only_sums |= _not_only_sums(table)
+        self._not_only_sums = self._not_only_sums or _not_only_sums(table)
         by_calls = self._feed_calls(table)
         self.basis = self._choose()
         if self.basis is Basis.CALLS:
@@ -156,7 +157,7 @@ class RankSteps:
     @property
     def _names_gradients(self) -> bool:
         """Whether the library tells gradients from other sums."""
-        return self._sums.library in _NAMES_GRADIENTS
+        return bool(_NAMES_GRADIENTS[self._sums.library])
 
     def _feed_calls(self, table: Table) -> list[Boundary]:
         """Boundaries by the sequence of calls. It is not looked for while sums explain everything."""

@@ -27,7 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined
-from netmon.dl.operations import ENDS, SUMS, UNKNOWN_SIZE, Operation, are_transfers, by_kind, summed_size
+from netmon.dl.operations import (
+    BEGINS,
+    NOTHING,
+    ROLES,
+    SUMS,
+    UNKNOWN_SIZE,
+    Operation,
+    Works,
+    are_transfers,
+    by_kind,
+    by_operation,
+    summed_size,
+)
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_XLA,
@@ -41,6 +53,7 @@ from netmon.records import (
     STEP_OVER,
     STEP_SIZE,
     STEP_TRANSFER,
+    STEP_WAIT_END,
     Moment,
     Table,
     distinct,
@@ -53,6 +66,7 @@ Boundary = tuple[int, Moment, int]
 _Words = npt.NDArray[np.uint64]
 _Times = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
+_Places = npt.NDArray[np.intp]
 _Floats = npt.NDArray[np.float64]
 
 _BACKWARD, _IDLE = np.uint64(1), np.uint64(0x9E3779B185EBCA87)
@@ -73,8 +87,9 @@ _COMPARED, _MOST_TRIED = 16, 64  # calls, before all of them are; and so many pe
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
+_SUMS = by_operation(*SUMS)
 _CALLS = by_kind(STEP_BEGIN, STEP_BACKWARD, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER)
-_ALSO_BEGUN = by_kind(STEP_CALL, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER, STEP_SIZE)  # in Gloo
+_BEGUN_ONLY = ~by_kind(STEP_CALL, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER, STEP_SIZE)  # others are begun, too, in Gloo
 
 
 class RecurringCalls:
@@ -190,6 +205,10 @@ class RecurringCalls:
         boundaries: list[Boundary] = []
         cycle, calls = self._cycle, self._calls
         while cycle is not None:
+            if not cycle.first and (times := cycle.times(calls, self._at)):
+                begin = self._at + (times - 1) * cycle.length
+                boundaries += self._repeat(cycle, times)
+                end = self._at
             step = (0, cycle.first) if cycle.first else cycle.next(calls, self._at, last)
             end_ns = calls.over_ns(*step, last) if step else 0
             if not step or not end_ns:
@@ -202,6 +221,24 @@ class RecurringCalls:
             self._at, cycle.first = end, 0
         if boundaries:
             self.size = summed_size(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
+        return boundaries
+
+    def _repeat(self, cycle: "_Cycle", times: int) -> list[Boundary]:
+        """The next steps, so many, which are the cycle's calls one after the other: as following them one by one."""
+        rows = self._calls.rows[self._at : self._at + times * cycle.length].reshape(times, cycle.length)
+        called = np.flatnonzero(cycle.words != _BACKWARD)
+        over_ns = rows["over_ns"].max(axis=1)
+        if len(called):
+            over_ns = np.maximum(rows["over_ns"][:, called].max(axis=1), rows["time_ns"][:, called[-1]])
+        begun_ns = rows["time_ns"][:, called[0] if len(called) else 0]
+        boundaries = list[Boundary]()
+        ends = np.all(rows["ends"], axis=1).tolist()
+        for begin_ns, end_ns, is_end in zip(begun_ns.tolist(), over_ns.tolist(), ends, strict=True):
+            self.iteration += 1
+            boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, begin_ns))
+            if is_end:
+                boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
+        self._at += times * cycle.length
         return boundaries
 
     def _trim(self) -> None:
@@ -235,7 +272,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.rows: Table = empty(_CALL)
-        self._open: npt.NDArray[np.intp] = np.zeros(0, np.intp)  # those that are not over
+        self._open: _Places = np.zeros(0, np.intp)  # those that are not over
         self._under_way = 0  # transfers between two ranks
         self._last_ns = 0
 
@@ -249,7 +286,8 @@ class _Calls:
 
     def add(self, table: Table) -> None:
         """table: dtype STEP. What was called while groups were being made is forgotten."""
-        table = table.compress(_tells(table))
+        tells = _tells(table)
+        table = table if tells.all() else table.compress(tells)
         kind = table["kind"]
         made = np.flatnonzero((kind == STEP_GROUP) | (kind == STEP_GROUP_NAME))
         if len(made) and len(self) < _PERIODS:
@@ -258,46 +296,46 @@ class _Calls:
         if not len(table):
             return
         times = table["time_ns"].astype(np.int64)
-        quiet = np.diff(times, prepend=self._last_ns or times[0])
+        quiet = np.empty(len(times), np.int64)
+        quiet[0] = times[0] - (self._last_ns or times[0])
+        np.subtract(times[1:], times[:-1], out=quiet[1:])
         self._last_ns = int(times[-1])
-        two = (kind == STEP_BEGIN) & are_transfers(table["tensors"])
-        under_way = self._under_way + np.cumsum(two) - np.cumsum(kind == STEP_OVER)
-        under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
-        self._under_way = int(under_way[-1])
-        called = _CALLS[kind]
-        calls, begun = table.compress(called), kind[called] == STEP_BEGIN
+        at = np.flatnonzero(_CALLS.take(kind))
+        calls = table.take(at)
+        operation, called = calls["tensors"], kind[at]
+        begun = called == STEP_BEGIN
         rows = np.zeros(len(calls), _CALL)
-        rows["time_ns"], rows["quiet_ns"], rows["size"], rows["work"] = (
-            times[called],
-            quiet[called],
-            calls["size"],
-            calls["work"],
-        )
-        rows["over_ns"], rows["ends"] = np.where(begun, 0, rows["time_ns"]), begun | (calls["kind"] == STEP_BACKWARD)
-        rows["peer"] = np.where(two[called], calls["sequence"], 0)
-        rows["way"] = np.where(two[called], np.where(calls["tensors"] == Operation.RECEIVE, 1, -1), 0)
-        rows["sums"] = begun & np.isin(calls["tensors"], SUMS)
-        rows["idle"] = two[called] & ((under_way - two)[called] <= 0)
+        rows["time_ns"], rows["quiet_ns"] = times[at], quiet[at]
+        rows["size"], rows["work"] = calls["size"], calls["work"]
+        rows["over_ns"], rows["ends"] = np.where(begun, 0, times[at]), begun | (called == STEP_BACKWARD)
+        rows["sums"] = begun & _SUMS[operation]
+        two = begun & are_transfers(operation)
+        if self._under_way or two.any():
+            step = np.negative(kind == STEP_OVER, dtype=np.int64)
+            step[at] += two
+            under_way = self._under_way + np.cumsum(step)
+            under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
+            self._under_way = int(under_way[-1])
+            rows["idle"] = two & (under_way[at] <= 1)
+            rows["peer"] = np.where(two, calls["sequence"], 0)
+            rows["way"] = np.where(two, np.where(operation == Operation.RECEIVE, 1, -1), 0)
         rows["word"] = _words(calls, rows)
-        self._open = np.concatenate([self._open, len(self) + np.flatnonzero(begun)])
-        self.rows = joined([self.rows, rows])
-        over = ENDS[kind] & ((kind == STEP_OVER) | (table["work"] != 0))
-        self._end(table["work"][over], times[over])
+        work, role = table["work"], ROLES.take(kind)
+        role[(kind == STEP_WAIT_END) & (work == 0)] = NOTHING
+        self._pair(work, role, times, len(self) + np.flatnonzero(begun), rows)
 
-    def _end(self, works: _Words, times: _Times) -> None:
-        """Of what is open, these are over: each is the first such word after its beginning."""
-        if not len(works) or not len(self._open):
-            return
-        begun = self.rows.take(self._open)
-        work = np.concatenate([begun["work"], works])
-        time_ns = np.concatenate([begun["time_ns"], times])
-        index = np.concatenate([self._open, np.full(len(works), -1)])
-        order = np.lexsort((time_ns, work))
-        work, time_ns, index = work[order], time_ns[order], index[order]
-        follows = np.flatnonzero((index[:-1] >= 0) & (work[:-1] == work[1:]))
-        ended = index[follows + 1] < 0
-        self.rows["over_ns"][index[follows]] = np.where(ended, time_ns[follows + 1], -1)
-        self._open = self._open[self.rows["over_ns"][self._open] == 0]
+    def _pair(self, work: _Words, role: npt.NDArray[np.uint8], times: _Times, begun: _Places, rows: Table) -> None:
+        """Takes in these calls, whose works are begun there, and what is over of all that is open."""
+        before = self._open
+        works = Works(
+            np.concatenate([self.rows["work"][before], work]),
+            np.concatenate([np.full(len(before), BEGINS, np.uint8), role]),
+        )
+        self._open, self.rows = np.concatenate([before, begun]), joined([self.rows, rows])
+        ended_ns = np.concatenate([np.zeros(len(before), np.int64), times])[works.over]
+        over_ns = np.where(works.over >= 0, ended_ns, np.where(works.again, -1, 0))
+        self.rows["over_ns"][self._open] = over_ns
+        self._open = self._open[over_ns == 0]
 
     def begun_ns(self, begin: int, end: int) -> int:
         """When the first of these calls began, which is no backward pass."""
@@ -319,14 +357,14 @@ class _Calls:
 
     def drop(self, count: int) -> None:
         """The first ones."""
-        self.rows = self.rows[count:].copy()
+        self.rows = joined([self.rows[count:]])
         self._open = self._open[self._open >= count] - count
 
 
 def _tells(table: Table) -> _Flags:
     """What is of interest. A call that is reported by more than one name counts once."""
-    tells: _Flags = ~_ALSO_BEGUN[table["kind"]] | (table["library"] != LIBRARY_GLOO)
-    return tells
+    tells: _Flags = _BEGUN_ONLY.take(table["kind"])
+    return tells if tells.all() else tells | (table["library"] != LIBRARY_GLOO)
 
 
 def _words(table: Table, rows: Table) -> _Words:
@@ -335,16 +373,18 @@ def _words(table: Table, rows: Table) -> _Words:
     For a transfer it counts, too, whether all that was sent before has been waited for, as at the end of a step; in a
     compiled program, whose shapes never change, how much is sent.
     """
-    kind = table["kind"].astype(np.uint64)
-    operation = table["tensors"].astype(np.uint64)
-    other = kind << np.uint64(8) | table["library"].astype(np.uint64) << np.uint64(16)
-    what = np.where(table["kind"] == STEP_BEGIN, operation, other)
-    peer = np.where(rows["way"] != 0, rows["peer"].astype(np.uint64) + np.uint64(1), np.uint64(0))
-    words: _Words = table["name_hash"] * _FACTORS[0] ^ what * _FACTORS[1] ^ peer * _FACTORS[2]
-    words[table["kind"] == STEP_BACKWARD] = _BACKWARD
+    kind, backward, compiled = table["kind"], table["kind"] == STEP_BACKWARD, table["library"] == LIBRARY_XLA
+    what = table["tensors"].astype(np.uint64)
+    if not (begun := kind == STEP_BEGIN).all():
+        other = kind.astype(np.uint64) << np.uint64(8) | table["library"].astype(np.uint64) << np.uint64(16)
+        what = np.where(begun, what, other)
+    words: _Words = table["name_hash"] * _FACTORS[0] ^ what * _FACTORS[1]
+    if (two := rows["way"] != 0).any():
+        words ^= np.where(two, rows["peer"].astype(np.uint64) + np.uint64(1), np.uint64(0)) * _FACTORS[2]
+    words[backward] = _BACKWARD
     words[rows["idle"]] ^= _IDLE
-    compiled = table["library"] == LIBRARY_XLA
-    words[compiled] ^= table["size"][compiled] * _FACTORS[2]
+    if compiled.any():
+        words[compiled] ^= table["size"][compiled] * _FACTORS[2]
     return words
 
 
@@ -376,6 +416,14 @@ class _Cycle:
             found.append(step[0])
             at = step[1]
         return found
+
+    def times(self, calls: _Calls, at: int) -> int:
+        """How often its calls come from there on with nothing else between, and with another call after them."""
+        most = (len(calls) - 1 - at) // self.length
+        if self.pause_ns or most <= 0:
+            return 0
+        same = (calls.words[at : at + most * self.length].reshape(most, self.length) == self.words).all(axis=1)
+        return most if same.all() else int(same.argmin())
 
     def next(self, calls: _Calls, at: int, last: bool = False) -> tuple[int, int] | None:
         """From where to where the next one is, once it is whole. last: no more calls will come.

@@ -7,26 +7,29 @@ concurrent calls the time counts once. While calls come they are only kept; they
 and the next one has begun: what a rank sends may be over later.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.grouped import joined, order_by, starts
+from netmon.dl.grouped import joined, numbered, order_by, starts
 from netmon.dl.operations import (
     ALL_TRANSFERS,
-    ENDS,
-    OF_WORKS,
-    WAITS,
+    BEGINS,
+    IS_AWAITED,
+    NOTHING,
+    ROLES,
     GroupNames,
     Operation,
     Works,
+    by_operation,
     byte_sizes,
     waits_for_gradients,
 )
 from netmon.dl.rank_activity import UNNAMED
 from netmon.evidence import COLLECTIVE, UNKNOWN
-from netmon.records import STEP_BACKWARD, STEP_BEGIN, STEP_GROUP, STEP_GROUP_NAME, STEP_WAIT_BEGIN, Table, empty
+from netmon.records import STEP_BACKWARD, STEP_GROUP, STEP_GROUP_NAME, Table, empty
 
 _CALL = np.dtype(
     [
@@ -39,11 +42,13 @@ _CALL = np.dtype(
         ("group_size", "<i4"),
         ("peer", "<i4"),
         ("operation", "<i2"),
-        ("kind", "u1"),
     ]
 )
-_KEPT = OF_WORKS.copy()
-_KEPT[STEP_BACKWARD] = True
+_PASS, _AWAITS_SUMS = IS_AWAITED + 1, IS_AWAITED + 2
+"""Roles of calls that are of no work: a backward pass, DDP's wait for all sums that have been begun."""
+_ROLES = ROLES.copy()
+_ROLES[STEP_BACKWARD] = _PASS
+_OF_TWO = by_operation(*ALL_TRANSFERS)
 _MOST_KEPT = 65_536  # calls and their events
 _MOST_STEPS = 4_096  # that wait
 _MOST_BYTES = 1 << 44  # of a call
@@ -52,6 +57,25 @@ _FOREVER = 1 << 62
 _Numbers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """In order of time. begun: dtype _CALL, of those that begin a work; the others: of all, one after the other."""
+
+    time_ns: _Numbers
+    work: npt.NDArray[np.uint64]
+    role: npt.NDArray[np.uint8]
+    begun: Table
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    def since(self, time_ns: int) -> "_Calls":
+        """Those from then on."""
+        first = int(np.searchsorted(self.time_ns, time_ns))
+        begun = self.begun[np.count_nonzero(self.role[:first] == BEGINS) :]
+        return _Calls(self.time_ns[first:], self.work[first:], self.role[first:], begun)
 
 
 class _Step(NamedTuple):
@@ -66,7 +90,7 @@ class StepCalls:
         self.last_ns = 0
         """The last call."""
         self._names = GroupNames()
-        self._kept: list[Table] = []  # dtype _CALL, in order
+        self._kept: list[_Calls] = []  # in order
         self._count = 0
         self._since_ns = 0  # calls before are not there
         self._end_ns = 0  # of the last step that was reported
@@ -75,16 +99,15 @@ class StepCalls:
     def add(self, table: Table) -> None:
         """table: dtype STEP, in order of time."""
         kind = table["kind"]
-        made = (kind == STEP_GROUP) | (kind == STEP_GROUP_NAME)
-        if made.any():
+        if (made := (kind == STEP_GROUP) | (kind == STEP_GROUP_NAME)).any():
             self._names.take(table[made])
-        table = table.compress(_KEPT[kind])
-        if len(table):
-            self._kept.append(self._calls(table))
-            self.last_ns, self._count = int(table["time_ns"][-1]), self._count + len(table)
+        calls = self._calls(table)
+        if len(calls):
+            self._kept.append(calls)
+            self.last_ns, self._count = int(calls.time_ns[-1]), self._count + len(calls)
         while self._count > _MOST_KEPT and len(self._kept) > 1:
             gone = self._kept.pop(0)
-            self._count, self._since_ns = self._count - len(gone), int(gone["time_ns"][-1]) + 1
+            self._count, self._since_ns = self._count - len(gone), int(gone.time_ns[-1]) + 1
 
     def forget(self) -> None:
         """Calls have been missed."""
@@ -109,7 +132,7 @@ class StepCalls:
             return empty(COLLECTIVE)
         steps, following = self._steps[:ready], self._steps[ready:]
         self._steps = following
-        calls = joined([empty(_CALL), *self._kept])
+        calls = _joined(self._kept)
         begin = np.array([step.begin_ns for step in (*steps, *following[:1])] + ([] if following else [_FOREVER]))
         end = np.array([step.end_ns for step in steps])
         before = np.concatenate([[self._end_ns or begin[0]], end[:-1]])
@@ -118,58 +141,67 @@ class StepCalls:
         whole = begin[:-1] >= self._since_ns
         rows = _add_up(calls, first[whole], until[whole], before[whole], end[whole])
         self._end_ns = int(end[-1])
-        kept = calls.compress(calls["time_ns"] >= until[-1])
+        kept = calls.since(int(until[-1]))
         self._kept, self._count = [kept] if len(kept) else [], len(kept)
         self._since_ns = max(self._since_ns, int(until[-1]))
-        two, whole = _of_two(rows["operation"]), rows["group_size"] == size
+        two, whole = _OF_TWO[rows["operation"]], rows["group_size"] == size
         unnamed = (rows["group"] == UNKNOWN) & np.where(two, (whole | two).all(), whole)  # else it may be another group
         rows["group_rank"][unnamed & two] = rank
         rows["group"][unnamed], rows["group_size"][unnamed] = UNNAMED, size
         return rows
 
-    def _calls(self, table: Table) -> Table:
-        rows = np.zeros(len(table), _CALL)
-        rows["time_ns"], rows["work"], rows["kind"] = table["time_ns"], table["work"], table["kind"]
-        rows["operation"] = waits_for_gradients(table)  # of what is no beginning
-        at = np.flatnonzero(table["kind"] == STEP_BEGIN)
-        begun, two = table.take(at), _of_two(table["tensors"][at])
-        unknown = np.where(begun["tensors"] == Operation.BARRIER, 0, UNKNOWN)
-        sizes = np.where(begun["size"] > 0, np.minimum(byte_sizes(begun["size"]), _MOST_BYTES), unknown)
-        addresses, place = np.unique(begun["name_hash"], return_inverse=True)
+    def _calls(self, table: Table) -> _Calls:
+        role = _ROLES.take(table["kind"])
+        role[waits_for_gradients(table)] = _AWAITS_SUMS
+        if not (kept := role != NOTHING).all():
+            table, role = table.compress(kept), role[kept]
+        begun = table.take(np.flatnonzero(role == BEGINS))
+        rows, operation, two = np.zeros(len(begun), _CALL), begun["tensors"], _OF_TWO[begun["tensors"]]
+        unknown = np.where(operation == Operation.BARRIER, 0, UNKNOWN)
+        addresses, place = numbered(begun["name_hash"])
         known = [self._names.by_address.get(one) for one in addresses.tolist()]
         named = np.array([one or (UNKNOWN, UNKNOWN, UNKNOWN) for one in known], np.int64).reshape(-1, 3)[place]
         unnamed = (named[:, 0] == UNKNOWN) & ~two
-        rows["group"][at] = named[:, 0]
-        rows["group_rank"][at] = np.where(unnamed, begun["group_rank"], named[:, 1])
-        rows["group_size"][at] = np.where(unnamed, begun["group_size"], named[:, 2])
         sequence = begun["sequence"].astype(np.int64)
-        rows["peer"][at] = np.where(two & (sequence <= 0xFFFF), sequence, UNKNOWN)
-        rows["sequence"][at] = np.where(two, UNKNOWN, sequence)
-        rows["operation"][at], rows["size"][at] = np.minimum(begun["tensors"], 0x7FFF), sizes
-        return rows
+        rows["time_ns"], rows["operation"] = begun["time_ns"], np.minimum(operation, 0x7FFF)
+        rows["size"] = np.where(begun["size"] > 0, np.minimum(byte_sizes(begun["size"]), _MOST_BYTES), unknown)
+        rows["group"] = named[:, 0]
+        rows["group_rank"] = np.where(unnamed, begun["group_rank"], named[:, 1])
+        rows["group_size"] = np.where(unnamed, begun["group_size"], named[:, 2])
+        rows["peer"] = np.where(two & (sequence <= 0xFFFF), sequence, UNKNOWN)
+        rows["sequence"] = np.where(two, UNKNOWN, sequence)
+        return _Calls(table["time_ns"].astype(np.int64), table["work"].copy(), role, rows)
 
 
-def _of_two(operation: npt.NDArray[np.integer]) -> _Flags:
-    found: _Flags = np.isin(operation, ALL_TRANSFERS)
-    return found
+def _joined(calls: list[_Calls]) -> _Calls:
+    if len(calls) == 1:
+        return calls[0]
+    return _Calls(
+        np.concatenate([np.zeros(0, np.int64), *(one.time_ns for one in calls)]),
+        np.concatenate([np.zeros(0, np.uint64), *(one.work for one in calls)]),
+        np.concatenate([np.zeros(0, np.uint8), *(one.role for one in calls)]),
+        joined([empty(_CALL), *(one.begun for one in calls)]),
+    )
 
 
-def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end: _Numbers) -> Table:
+def _add_up(calls: _Calls, first: _Numbers, until: _Numbers, start: _Numbers, end: _Numbers) -> Table:
     """Rows of the steps whose calls begin from `first` on and before `until`; they last from `start` to `end`."""
-    at, over, wait = _paired(calls)
-    begun = calls.take(at)
-    step = np.searchsorted(first, begun["time_ns"], "right") - 1
-    inside = (step >= 0) & (begun["time_ns"] < until[np.maximum(step, 0)]) if len(first) else np.zeros(len(at), bool)
-    begun, over, wait, step = begun.compress(inside), over[inside], wait[inside], step[inside]
+    begun, time_ns = calls.begun, calls.begun["time_ns"].copy()
+    over, wait = _paired(calls)
+    step = np.searchsorted(first, time_ns, "right") - 1
+    inside = (step >= 0) & (time_ns < until[np.maximum(step, 0)]) if len(first) else np.zeros(len(begun), bool)
+    if not inside.all():
+        begun, over, wait, step = begun.compress(inside), over[inside], wait[inside], step[inside]
     if not len(begun):
         return empty(COLLECTIVE)
     distance = UNKNOWN - 1 - (begun["group_size"].astype(np.int64) << 17) - begun["group_rank"]
-    group = np.unique(np.where(begun["group"] == UNKNOWN, distance, begun["group"]), return_inverse=True)[1]
+    group = numbered(np.where(begun["group"] == UNKNOWN, distance, begun["group"]))[1]
     order = order_by(step, group, begun["operation"], begun["peer"] + 1, begun["time_ns"])
     begun, over, wait, step, group = begun.take(order), over[order], wait[order], step[order], group[order]
+    time_ns, size = begun["time_ns"].copy(), begun["size"].copy()
     run_first = starts(step, group, begun["operation"], begun["peer"])
     run = np.cumsum(np.bincount(run_first, minlength=len(begun))) - 1
-    over = np.where(over > 0, over, np.maximum(end[step], begun["time_ns"]))
+    over = np.where(over > 0, over, np.maximum(end[step], time_ns))
     waited = np.where(wait > 0, over - wait, 0)
     rows = np.full(len(run_first), UNKNOWN, COLLECTIVE)
     of = step[run_first]
@@ -177,44 +209,43 @@ def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end
     for name in ("group", "group_rank", "group_size", "operation", "peer"):
         rows[name] = begun[name][run_first]
     rows["calls"] = np.diff(np.append(run_first, len(begun)))
-    rows["bytes"] = _sums(begun["size"], run_first)
-    passes = np.sort(calls["time_ns"][calls["kind"] == STEP_BACKWARD])
+    rows["bytes"] = _sums(size, run_first)
+    passes = calls.time_ns[calls.role == _PASS]
     passed = np.append(passes, _FOREVER)[np.searchsorted(passes, first)]  # of each step the first backward pass
-    forward = begun["time_ns"] < passed[step]
+    forward = time_ns < passed[step]
     known = passed[of] < until[of]
     rows["forward_calls"] = np.where(known, np.add.reduceat(forward.astype(np.int64), run_first), UNKNOWN)
-    rows["forward_bytes"] = np.where(known, _sums(np.where(forward, begun["size"], 0), run_first), UNKNOWN)
-    rows["open_ns"] = _union(begun["time_ns"], over, run, run_first)
+    rows["forward_bytes"] = np.where(known, _sums(np.where(forward, size, 0), run_first), UNKNOWN)
+    rows["open_ns"] = _union(time_ns, over, run, run_first)
     since = np.where(wait > 0, wait, over)
-    by_wait = np.lexsort((since, run))
+    by_wait = order_by(run, since)
     rows["waited_ns"] = _union(since[by_wait], over[by_wait], run, run_first)
-    rows["first_at_ns"] = np.maximum(0, begun["time_ns"][run_first] - start[of])
+    rows["first_at_ns"] = np.maximum(0, time_ns[run_first] - start[of])
     rows["last_at_ns"] = np.maximum(0, np.maximum.reduceat(over, run_first) - start[of])
     longest = _largest(waited, run, run_first)
     rows["longest_ns"], rows["longest_sequence"] = waited[longest], begun["sequence"][longest]
-    rows["longest_at_ns"] = np.maximum(0, begun["time_ns"][longest] - start[of])
-    own = _own_time(begun["time_ns"], np.concatenate([begun["time_ns"], over[wait > 0], start]))
+    rows["longest_at_ns"] = np.maximum(0, time_ns[longest] - start[of])
+    own = _own_time(time_ns, np.concatenate([time_ns, over[wait > 0], start]))
     late = _largest(own, run, run_first)
     rows["late_ns"], rows["late_sequence"] = own[late], begun["sequence"][late]
-    rows["late_at_ns"] = np.maximum(0, begun["time_ns"][late] - start[of])
+    rows["late_at_ns"] = np.maximum(0, time_ns[late] - start[of])
     return rows
 
 
-def _paired(calls: Table) -> tuple[_Indices, _Numbers, _Numbers]:
-    """Which calls are beginnings, in order of time; when each is over, and since when a thread waits for it. 0: it is
-    not, nobody does."""
-    kind, time_ns = calls["kind"], calls["time_ns"]
-    works = Works(calls["work"], kind)
-    end, first = works.first(ENDS[kind]), works.first(WAITS[kind])
+def _paired(calls: _Calls) -> tuple[_Numbers, _Numbers]:
+    """Of the works that are begun, in order, when each is over, and since when a thread waits for it. 0: it is not,
+    nobody does."""
+    time_ns, works = calls.time_ns, Works(calls.work, calls.role)
+    end, first = works.over, works.awaited
     over = np.where(end >= 0, time_ns[end], 0)
     wait = np.where((first >= 0) & ((end < 0) | (first < end)), time_ns[first], 0)
-    reducer = np.sort(time_ns[(kind == STEP_WAIT_BEGIN) & (calls["operation"] == 1)])
-    if len(reducer):  # DDP waits for all that has been begun
+    reducer = time_ns[calls.role == _AWAITS_SUMS]
+    if len(reducer):
         since = np.append(reducer, _FOREVER)[np.searchsorted(reducer, time_ns[works.begun])]
-        is_sum = calls["operation"][works.begun] == Operation.ALL_REDUCE
+        is_sum = calls.begun["operation"] == Operation.ALL_REDUCE
         waited = is_sum & (wait == 0) & ((since < over) | (end < 0)) & (since < _FOREVER)
         wait = np.where(waited, since, wait)
-    return works.begun, over, wait
+    return over, wait
 
 
 def _sums(sizes: _Numbers, first: _Indices) -> _Numbers:
@@ -237,9 +268,10 @@ def _union(begin: _Numbers, end: _Numbers, run: _Numbers, first: _Indices) -> _N
 
 
 def _largest(value: _Numbers, run: _Numbers, first: _Indices) -> _Indices:
-    """Of each run the place of its largest value."""
-    order = np.lexsort((value, run))
-    found: _Indices = order[np.append(first[1:], len(value)) - 1]
+    """Of each run the place of its largest value, of equal ones the last."""
+    largest = np.flatnonzero(value == np.maximum.reduceat(value, first)[run])
+    found = np.empty(len(first), np.intp)
+    found[run[largest]] = largest
     return found
 
 

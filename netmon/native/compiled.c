@@ -1064,6 +1064,88 @@ out:
 	return result;
 }
 
+/* --- calls of training libraries */
+
+enum { BEGINS = 1, IS_OVER, IS_AWAITED };
+
+/* A hash table with open addresses: the last work that was begun at an address. */
+struct begun {
+	uint64_t work;
+	int64_t number; /* of the work, from 1 on; 0: free */
+};
+
+/* salt: addresses are a process's own to choose, and must not be able to meet in one place. */
+static struct begun *begun_at(struct begun *table, int shift, uint64_t salt, uint64_t work)
+{
+	uint64_t mask = UINT64_MAX >> shift, mixed = (work ^ salt) * 0x9E3779B97F4A7C15ULL;
+	mixed = (mixed ^ mixed >> 32 ^ salt >> 7) * 0xD6E8FEB86659FD93ULL;
+	uint64_t at = mixed >> shift;
+	while (table[at].number && table[at].work != work)
+		at = (at + 1) & mask;
+	return &table[at];
+}
+
+/* pair_works(works, roles, over, awaited, again): of each work that is begun the first call after which it is over, and that
+ * waits for it (-1: there is none), and whether another one has its address later. */
+static PyObject *pair_works(PyObject *self, PyObject *args)
+{
+	PyObject *of_works, *of_roles, *of_over, *of_awaited, *of_again, *result = NULL;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOOO", &of_works, &of_roles, &of_over, &of_awaited, &of_again))
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	struct begun *table = NULL;
+	Py_ssize_t count = PyObject_Size(of_works), most = PyObject_Size(of_over), number = 0;
+	size_t size = 2;
+	int shift = 63;
+	if (count < 0 || most < 0)
+		return NULL;
+	const uint64_t *works = array(&arrays, of_works, count, 8, 0);
+	const uint8_t *roles = works ? array(&arrays, of_roles, count, 1, 0) : NULL;
+	int64_t *over = roles ? array(&arrays, of_over, most, 8, PyBUF_WRITABLE) : NULL;
+	int64_t *awaited = over ? array(&arrays, of_awaited, most, 8, PyBUF_WRITABLE) : NULL;
+	uint8_t *again = awaited ? array(&arrays, of_again, most, 1, PyBUF_WRITABLE) : NULL;
+	if (!again)
+		goto out;
+	for (; size < 2 * (size_t)most; size *= 2)
+		shift--;
+	if (!(table = PyMem_Calloc(size, sizeof *table))) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	uint64_t salt = (uint64_t)(uintptr_t)table ^ (uint64_t)(uintptr_t)&arrays << 20;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		if (roles[i] < BEGINS || roles[i] > IS_AWAITED)
+			continue;
+		struct begun *begun = begun_at(table, shift, salt, works[i]);
+		if (roles[i] == BEGINS) {
+			if (number == most) {
+				PyErr_SetString(PyExc_ValueError, "more works than are wanted");
+				goto out;
+			}
+			if (begun->number)
+				again[begun->number - 1] = 1;
+			over[number] = awaited[number] = -1;
+			again[number++] = 0;
+			*begun = (struct begun){works[i], number};
+		} else if (begun->number) {
+			int64_t *first = (roles[i] == IS_OVER ? over : awaited) + begun->number - 1;
+			if (*first < 0)
+				*first = i;
+		}
+	}
+	if (number < most) {
+		PyErr_SetString(PyExc_ValueError, "fewer works than are wanted");
+		goto out;
+	}
+	result = Py_None;
+	Py_INCREF(result);
+out:
+	PyMem_Free(table);
+	release(&arrays);
+	return result;
+}
+
 static PyMethodDef methods[] = {
 	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
 	{"count_unnamed", count_unnamed, METH_VARARGS, "Bytes of slots whose flow has no id of its own."},
@@ -1071,6 +1153,7 @@ static PyMethodDef methods[] = {
 	{"name_records", name_records, METH_VARARGS, "Records of closed buckets as rows, in place."},
 	{"numbers_of", numbers_of, METH_VARARGS, "Names of one length in a dictionary of numbers."},
 	{"pack_rows", pack_rows, METH_VARARGS, "Bucket rows as the columns of a message."},
+	{"pair_works", pair_works, METH_VARARGS, "Which calls end works, and wait for them."},
 	{"sum_bins", sum_bins, METH_VARARGS, "Bucket rows as coarser ones, whose bytes these are."},
 	{"sum_runs", sum_runs, METH_VARARGS, "Payload of rows by host, label and key."},
 	{"take_quiet", take_quiet, METH_VARARGS, "The buckets of slots whose flow went quiet, as records."},

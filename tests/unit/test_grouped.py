@@ -45,3 +45,9 @@ def test_order_and_runs(factor: int, entries: list[tuple[int, int]]) -> None:
     assert order.tolist() == sorted(range(len(table)), key=lambda row: (*table[row].tolist(), row))
     first = starts(ordered[:, 0], ordered[:, 1])
     assert len(first) == len({tuple(row) for row in table.tolist()})
+
+
+def test_words_beyond_what_is_signed_are_put_in_order() -> None:
+    words = np.array([2**64 - 1, 2**64 - 3, 2**64 - 2, 2**63], np.uint64)
+    assert order_by(words[:3]).tolist() == [1, 2, 0]
+    assert order_by(words).tolist() == [3, 1, 2, 0]

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "history", "lab", "training", "terminal", "collector"},
+    "bench": SHARED | {"agent", "kernel", "history", "lab", "training", "terminal", "collector"},
     "history": SHARED,
     "analysis": SHARED | {"history", "report", "top"},
     "simulation": SHARED | {"history"},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from netmon.dl import history
 from netmon.dl.coarse import sum_bins
+from netmon.dl.operations import BEGINS, Works, _pair_works
 from netmon.errors import WireError
 from netmon.kernel.meter.flow_numbers import LARGE_BYTES, FlowNumbers, UnnamedSlots, _numbers_of
 from netmon.kernel.meter.memory import Fence, Geometry, blank_memory
@@ -422,3 +423,34 @@ def test_slots_that_are_none_are_refused() -> None:
     for number in (-1, 2**70, "seven"):
         with pytest.raises((OverflowError, TypeError)):
             compiled.numbers_of({bytes(24): number}, np.zeros(2, "V24"), 24, found)
+
+
+# --- calls of training libraries
+
+
+@given(st.integers(0, 2**32), st.integers(0, 60), st.sampled_from((1, 3, 2**64)))
+def test_calls_of_works(seed: int, count: int, addresses: int) -> None:
+    rng = np.random.default_rng(seed)
+    known = rng.integers(0, addresses, max(1, count // 4), np.uint64)
+    work, role = rng.choice(known, count), rng.integers(0, 5, count).astype(np.uint8)
+    works = Works(work, role)
+    expected = _pair_works(work, role, np.flatnonzero(role == BEGINS))
+    for one, other in zip((works.over, works.awaited, works.again), expected, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("begun", [0, 1, 3])
+def test_other_works_than_are_wanted_are_refused(begun: int) -> None:
+    out = [np.empty(begun, np.intp), np.empty(begun, np.intp), np.empty(begun, np.uint8)]
+    with pytest.raises(ValueError, match="works than are wanted"):
+        compiled.pair_works(np.zeros(4, np.uint64), np.array([BEGINS, BEGINS, 2, 3], np.uint8), *out)
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_works_that_do_not_fit_are_refused(place: int) -> None:
+    fitting = [np.zeros(2, np.uint64), np.ones(2, np.uint8), *(np.empty(2, kind) for kind in ("i8", "i8", "u1"))]
+    compiled.pair_works(*fitting)
+    wrong = list(fitting)
+    wrong[place] = np.zeros(3, wrong[place].dtype) if place < 2 else np.zeros(2, np.uint16)
+    with pytest.raises(ValueError, match=r"an array of|works than"):
+        compiled.pair_works(*wrong)

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.operations import ENDS, WAITS, Works
+from netmon.dl.operations import ENDS, ROLES, WAITS, Works
 from netmon.records import STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT
 
 KINDS = STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT
@@ -15,12 +15,12 @@ KINDS = STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT
 def test_a_call_is_of_the_last_work_that_was_begun_at_its_address(calls: list[tuple[int, int]]) -> None:
     work = np.array([address for address, _ in calls], np.uint64)
     kind = np.array([kind for _, kind in calls], np.uint8)
-    works = Works(work, kind)
+    works = Works(work, ROLES[kind])
     assert works.begun.tolist() == np.flatnonzero(kind == STEP_BEGIN).tolist()
     for place, begun in enumerate(works.begun.tolist()):
         later = [at for at in range(begun + 1, len(calls)) if calls[at][0] == calls[begun][0]]
         following = [at for at in later if kind[at] == STEP_BEGIN]
         assert works.again[place] == bool(following)
         own = [at for at in later if not following or at < following[0]]
-        for kinds in (ENDS, WAITS):
-            assert works.first(kinds[kind])[place] == next((at for at in own if kinds[kind[at]]), -1)
+        for found, kinds in ((works.over, ENDS), (works.awaited, WAITS)):
+            assert found[place] == next((at for at in own if kinds[kind[at]]), -1)
