@@ -471,10 +471,10 @@ class ScanSchedule:
                     self._put_off(flow, until_ns)
         return self._groups
 
-    def are_mutual(self, one: str, other: str, until_ns: int) -> bool:
-        """Whether these addresses can reach each other along flows of no job."""
+    def exchange(self, one: str, other: str, until_ns: int) -> bool:
+        """Whether each of these addresses reaches others, and is reached by them, along flows of no job."""
         groups = self._connected(until_ns)
-        return groups.get(one, -1) == groups.get(other, -2)
+        return one in groups and other in groups
 
     def _is_mutual(self, flow: int, groups: Mapping[str, int]) -> bool:
         """Whether it stands for its 5-tuple, between hosts that can reach each other."""
@@ -494,7 +494,7 @@ _FRESH_NS = 1_000_000_000
 """A flow that begins so long after its host is watched had been silent, or not been there."""
 _NEVER = 1 << 62
 _ALONE, _ALONE_STAGGERED = 16, 64  # repetitions after which flows make a job though their hosts exchange much else
-_MUCH = 0.1  # of what its least flow carries
+_MUCH = 0.03  # of what its least flow carries
 _PATIENCE = 12  # repetitions after which the beginning of a step is taken to be where the longest pause is
 _FORGOTTEN_NS = 60_000_000_000
 _MANY, _SEARCH_NS = 64, 5_000_000
@@ -781,7 +781,9 @@ class Inference:
         return job.begin(found.repetition, self._bursts, found.starts) + job.follow(self._bursts, until_ns)
 
     def _has_others(self, group: Group, until_ns: int) -> bool:
-        """Whether its members exchange much in other flows of no job, with whoever they can reach and be reached by."""
+        """Whether its members exchange much in other flows of no job with whoever reaches others and is reached, as one
+        stage of a pipeline sends another one what is little alongside what its own ranks exchange.
+        """
         begun_ns = int(group.repetition.onsets_ns[0])
         members = {address for edge in group.flows.values() for address in edge}
         own = {ends_of(self._flows[flow]) for flow in group.flows}
@@ -791,7 +793,7 @@ class Inference:
             what = self._flows[flow]
             if members.isdisjoint((what.src, what.dst)) or ends_of(what) in own or bursts.last_ns < begun_ns:
                 continue
-            if self._looking.are_mutual(what.src, what.dst, until_ns) and bursts.since(begun_ns) > _MUCH * least:
+            if self._looking.exchange(what.src, what.dst, until_ns) and bursts.since(begun_ns) > _MUCH * least:
                 return True
         return False
 
