@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.grouped import ascending, order_by, starts
+from netmon.dl.grouped import ascending, joined, order_by, starts
 from netmon.native import compiled
 from netmon.records import (
     LIBRARY_REDUCER,
@@ -164,8 +164,9 @@ def in_order(table: Table) -> Table:
 
 
 def by_process(table: Table) -> list[Table]:
-    """table: as in_order has it → the calls of each process."""
-    return np.split(table, starts(table["pid"])[1:]) if len(table) else []
+    """table: as in_order has it → the calls of each process. Who keeps those of one does not keep all the others'."""
+    parts = np.split(table, starts(table["pid"])[1:]) if len(table) else []
+    return [part if 2 * len(part) > len(table) else joined([part]) for part in parts]
 
 
 def are_transfers(operation: npt.NDArray[np.uint16]) -> Flags:
