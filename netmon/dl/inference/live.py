@@ -471,6 +471,11 @@ class ScanSchedule:
                     self._put_off(flow, until_ns)
         return self._groups
 
+    def repeats(self, flow: int) -> bool:
+        """Whether it did, or what stands for its 5-tuple, when that was last looked at, more often than by chance."""
+        look = self.looks.get(self._of_ends.get(ends_of(self._flows[flow]), [flow])[0])
+        return look is not None and look.found is not None and len(look.found.onsets_ns) > 2 * INTERVALS
+
     def exchange(self, one: str, other: str, until_ns: int) -> bool:
         """Whether each of these addresses reaches others, and is reached by them, along flows of no job."""
         groups = self._connected(until_ns)
@@ -493,7 +498,9 @@ _FINEST_NS = 100_000
 _FRESH_NS = 1_000_000_000
 """A flow that begins so long after its host is watched had been silent, or not been there."""
 _NEVER = 1 << 62
-_ALONE, _ALONE_STAGGERED = 16, 64  # repetitions after which flows make a job though their hosts exchange much else
+_ALONE, _ALONE_IN_DOUBT = 16, 64  # repetitions after which flows make a job though their hosts exchange much else: what
+# may be another job, or repeats itself in none of so many bursts; and whatever it is, for it may be of the same steps
+_MANY_BURSTS = 64
 _MUCH = 0.03  # of what its least flow carries
 _PATIENCE = 12  # repetitions after which the beginning of a step is taken to be where the longest pause is
 _FORGOTTEN_NS = 60_000_000_000
@@ -712,9 +719,9 @@ class Inference:
         repeating = sum(c.repetition is not None for c in candidates)
         if not found and repeating > _MANY:
             self._searched[min(addresses(candidates))] = until_ns + repeating * _SEARCH_NS
+        grouped = {ends_of(self._flows[flow]) for group in found for flow in group.flows}
         for group in found:
-            alone = _ALONE_STAGGERED if group.starts else _ALONE
-            if len(group.repetition.onsets_ns) <= alone and self._has_others(group, until_ns):
+            if self._has_others(group, grouped, until_ns):
                 continue
             grown = self._grown(group, candidates, until_ns)
             if grown is not None:
@@ -772,26 +779,35 @@ class Inference:
         return joined_some
 
     def _begin_uneven(self, found: UnevenSteps, until_ns: int) -> list[InferredIteration]:
-        few = len(found.repetition.onsets_ns) <= _ALONE_STAGGERED
-        if few and self._has_others(Group(found.flows, found.repetition), until_ns):
+        if self._has_others(Group(found.flows, found.repetition), (), until_ns):
             return []
         after_ns = max(self._reported_until.get(flow, -1) for flow in found.flows)
         job = UnevenJob(self._name(found.flows), found, self._hosts, self._words, self._resolution_ns, after_ns)
         self._jobs.append(job)
         return job.begin(found.repetition, self._bursts, found.starts) + job.follow(self._bursts, until_ns)
 
-    def _has_others(self, group: Group, until_ns: int) -> bool:
+    def _has_others(self, group: Group, grouped: Collection[Ends], until_ns: int) -> bool:
         """Whether its members exchange much in other flows of no job with whoever reaches others and is reached, as one
         stage of a pipeline sends another one what is little alongside what its own ranks exchange.
+
+        grouped: of flows that may be jobs, too, for which it waits less long.
         """
+        times = len(group.repetition.onsets_ns)
+        if times > _ALONE_IN_DOUBT:
+            return False
         begun_ns = int(group.repetition.onsets_ns[0])
         members = {address for edge in group.flows.values() for address in edge}
         own = {ends_of(self._flows[flow]) for flow in group.flows}
         own |= {ends_of(self._flows[flow]) for job in self._jobs for flow in job.all_flows if flow in self._flows}
+        sure = times > _ALONE and not group.starts
         least = min(self._bursts[flow].since(begun_ns) for flow in group.flows)
         for flow, bursts in self._bursts.items():
             what = self._flows[flow]
             if members.isdisjoint((what.src, what.dst)) or ends_of(what) in own or bursts.last_ns < begun_ns:
+                continue
+            if sure and (
+                ends_of(what) in grouped or (bursts.count >= _MANY_BURSTS and not self._looking.repeats(flow))
+            ):
                 continue
             if self._looking.exchange(what.src, what.dst, until_ns) and bursts.since(begun_ns) > _MUCH * least:
                 return True
