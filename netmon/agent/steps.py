@@ -206,7 +206,7 @@ class StepMarks:
     def steps(self, table: Table) -> list[Mark]:
         """table: dtype STEP, what the kernel has handed over, as in_order has it → marks."""
         marks: list[Mark] = []
-        held = list[Table]()
+        strangers = list[Table]()
         for of_process in by_process(self._without_drops(table)):
             pid = int(of_process["pid"][0])
             set_up = of_process.compress(of_process["kind"] == STEP_RANK)
@@ -216,9 +216,9 @@ class StepMarks:
             if pid in self._ranks and self._ranks[pid].probed:
                 marks += self._feed_within_budget(pid, of_process)
             else:
-                held.append(of_process)
-        if held:
-            self._hold(joined(held))
+                strangers.append(of_process)
+        if strangers:
+            self._hold(joined(strangers))
         self._bound()
         return marks
 

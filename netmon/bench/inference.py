@@ -297,6 +297,7 @@ class RunScore:
     when the first iteration was reported; −1: none was.
     groups: of its ranks that exchange something in each step; groups_exact: found with exactly these members, none too
     many; kinds_wrong: reported as being for something else. Pattern and order are of trainers that only sum gradients.
+    duration: from one iteration's end to the next one's, of neighbours that were both found.
     bytes_right: share of payload whose flow has the right verdict (of the job: gradient or control; else none), given
     at any time. cpu_fraction: of one core, of what the inference took, to the time that was replayed.
     """
@@ -308,6 +309,7 @@ class RunScore:
     true: int
     f1: float
     boundary_error_fraction: float
+    duration_error_fraction: float
     members_exact: bool
     ring_exact: bool
     pattern_exact: bool
@@ -339,17 +341,18 @@ class InferenceResult:
     runs: tuple[RunScore, ...]
 
     def shown(self) -> Iterator[FittingTable]:
-        names = figures("found", "F1", "boundary", "begin", "after", "groups", "bytes", "CPU")
+        names = figures("found", "F1", "boundary", "duration", "begin", "after", "groups", "bytes", "CPU")
         yield table(
             "iterations found in the traffic alone",
             [*labels("run", "cross traffic", prose=True), *names, *labels("wrong")],
             map(_row, self.runs),
             "The recorded traffic is replayed in slices of 200 ms. Boundary: median distance between a rank's inferred "
             "end of an iteration and the end of its wait for the last gradient in the trainer's log, relative to the "
-            "median iteration. Begin: the same for the start of its traffic and the last rank's first enqueue. After: "
-            "number of iterations that had ended when the first was reported. Groups: of ranks, reported with exactly "
-            "their members. Bytes: payload whose flow is rightly assigned to the job or to none. CPU: of one core. "
-            "Wrong: which of members, ring order, pattern, groups and their kinds are not exactly right.",
+            "median iteration. Duration: the same for the time from one iteration's end to the next. Begin: for the "
+            "start of its traffic and the last rank's first enqueue. After: number of iterations that had ended when "
+            "the first was reported. Groups: of ranks, reported with exactly their members. Bytes: payload whose flow "
+            "is rightly assigned to the job or to none. CPU: of one core. Wrong: which of members, ring order, "
+            "pattern, groups and their kinds are not exactly right.",
         )
 
 
@@ -362,6 +365,7 @@ def _row(run: RunScore) -> tuple[str, ...]:
         f"{run.found} of {run.true}",
         f"{run.f1:.3f}",
         or_dash(run.boundary_error_fraction, "{:.2%}"),
+        or_dash(run.duration_error_fraction, "{:.2%}"),
         or_dash(run.begin_error_fraction, "{:.2%}"),
         str(run.first_found_after),
         f"{run.groups_exact} of {run.groups}",
@@ -435,6 +439,8 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
     period = float(np.median(np.diff(over))) if len(over) > 1 else math.nan
     theirs, ours = matched(over, ends, period / 2)
     pairs = [(iterations[i], t) for t, i in zip(theirs.tolist(), ours.tolist(), strict=True)]
+    neighbours = (np.diff(theirs) == 1) & (np.diff(ours) == 1)
+    duration_errors = (np.diff(ends[ours]) - np.diff(over[theirs]))[neighbours].tolist()
     begin_errors = [i.comm_start_ns - int(enqueued[t].max()) for i, t in pairs]
     counts = Counter(i.job for i in iterations)
     best = max((said.jobs[name] for name in sorted(named)), key=lambda found: counts[found.name], default=None)
@@ -450,6 +456,7 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
         true=len(over),
         f1=2 * len(ours) / (len(ends) + len(over)) if len(ends) + len(over) else 1.0,
         boundary_error_fraction=_median(_end_errors(job, said, pairs, waited)) / period,
+        duration_error_fraction=_median(duration_errors) / period,
         members_exact=best is not None and set(best.members) == set(job.members),
         ring_exact=best is not None and (parallel or _ring_exact(best, job)),
         pattern_exact=best is not None and (parallel or best.pattern == job.pattern),

@@ -85,6 +85,22 @@ def test_two_jobs_taken_for_one_count_against_the_one_that_they_are_most_like():
     assert not any(result.members_exact or result.ring_exact for result in results)
 
 
+def test_durations_are_right_where_all_ends_are_off_by_as_much():
+    run = read(QUIET)
+    said = replay(run)
+    [exact] = scores(run, said)
+    late = int(0.2 * next(iter(said.jobs.values())).period_ns)
+    said.iterations[:] = [
+        replace(i, end_ns=i.end_ns + late, received_ns=tuple(at + late for at in i.received_ns))
+        for i in said.iterations
+    ]
+    del said.iterations[20], said.reported_ns[20]  # no duration ends with it, and none begins
+    [shifted] = scores(run, said)
+    assert exact.duration_error_fraction < 0.02
+    assert shifted.duration_error_fraction == pytest.approx(exact.duration_error_fraction, abs=0.002)
+    assert shifted.boundary_error_fraction > 0.15 > exact.boundary_error_fraction
+
+
 def test_what_is_no_recording_is_refused(tmp_path, capsys):
     (tmp_path / "text.parquet").write_text("no parquet")
     for path in (tmp_path / "none", tmp_path / "text.parquet"):
