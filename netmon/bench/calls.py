@@ -173,7 +173,14 @@ _DRAIN_NS, _DRAINS_OF_BATCH = 400_000_000, 2
 KINDS = {"sums of gradients": False, "shards of parameters": True}
 """Whether the training gathers and scatters."""
 _RANK = {
-    **{"pid": 1, "uid": 0, "job": "paper", "rank": 0, "size": 2, "job_name": "", "trains": True, "probed": True},
+    "pid": 1,
+    "uid": 0,
+    "job": "paper",
+    "rank": 0,
+    "size": 2,
+    "job_name": "",
+    "trains": True,
+    "probed": True,
     "late": False,
 }
 

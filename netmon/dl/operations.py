@@ -143,6 +143,9 @@ def by_operation(*operations: int) -> Flags:
     return found
 
 
+IS_TRANSFER, IS_ANY_TRANSFER = by_operation(*TRANSFERS), by_operation(*ALL_TRANSFERS)
+"""By operation."""
+
 ENDS = by_kind(STEP_OVER, STEP_WAIT_END)
 """Of works, by kind of call."""
 WAITS = by_kind(STEP_WAIT_BEGIN, STEP_WORK_WAIT)
@@ -169,24 +172,26 @@ def by_process(table: Table) -> list[Table]:
     return [part if 2 * len(part) > len(table) else joined([part]) for part in parts]
 
 
-def are_transfers(operation: npt.NDArray[np.uint16]) -> Flags:
-    """Whether each of these operations is between two ranks that are known from the call."""
-    send, receive = TRANSFERS
-    found: Flags = (operation == send) | (operation == receive)  # np.isin takes thrice as long
-    return found
-
-
 def waits_for_gradients(table: Table) -> Flags:
     """table: dtype STEP. DDP waits for all sums that have been begun."""
     found: Flags = (table["kind"] == STEP_WAIT_BEGIN) & (table["library"] == LIBRARY_REDUCER) & (table["work"] == 0)
     return found
 
 
+_NO_WORKS = np.zeros(0, np.uint64)
+
+
 class Works:
     """The works that a process begins, in order of time. A call is of the last one that was begun at its address."""
 
-    def __init__(self, work: npt.NDArray[np.uint64], role: npt.NDArray[np.uint8]) -> None:
-        """work, role: of its calls in order of time, as dtype STEP and ROLES have them."""
+    def __init__(
+        self, work: npt.NDArray[np.uint64], role: npt.NDArray[np.uint8], before: npt.NDArray[np.uint64] = _NO_WORKS
+    ) -> None:
+        """work, role: of its calls in order of time, as dtype STEP and ROLES have them; before: works that were begun
+        before these, and come first in what is numbered."""
+        if len(before):
+            work = np.concatenate([before, work])
+            role = np.concatenate([np.full(len(before), BEGINS, np.uint8), role])
         self.begun: Indices = np.flatnonzero(role == BEGINS)
         """Where they begin."""
         if compiled:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from netmon.dl.grouped import distinct, joined, numbered
 from netmon.dl.operations import (
-    BEGINS,
+    IS_TRANSFER,
     NOTHING,
     OF_WORKS,
     ROLES,
@@ -21,7 +21,6 @@ from netmon.dl.operations import (
     GroupNames,
     Operation,
     Works,
-    are_transfers,
     gradient_size,
     waits_for_gradients,
 )
@@ -189,9 +188,7 @@ class RankActivity:
         self._calls, self._count, self._looked = [], 0, True
         before, work, role = len(self._open), calls["work"], ROLES.take(calls["kind"])
         role[work == 0] = NOTHING
-        works = Works(
-            np.concatenate([self._open["work"], work]), np.concatenate([np.full(before, BEGINS, np.uint8), role])
-        )
+        works = Works(work, role, self._open["work"])
         opened = np.flatnonzero((works.over < 0) & ~works.again)[-_MOST_OPEN:]
         new = opened[opened >= before]
         position = self._take_begun(calls, works.begun[new] - before)
@@ -220,7 +217,7 @@ class RankActivity:
             return np.zeros(0, np.int64)
         self._begun_ns = int(calls["time_ns"][rows[-1]])
         group, operation = calls["name_hash"][rows], calls["tensors"][rows]
-        two = are_transfers(operation)
+        two = IS_TRANSFER[operation]
         addresses, of = numbered(group)
         last = np.zeros(len(addresses), np.intp)
         last[of[~two]] = np.flatnonzero(~two)  # of each group the last collective

@@ -28,14 +28,13 @@ import numpy.typing as npt
 
 from netmon.dl.grouped import joined
 from netmon.dl.operations import (
-    BEGINS,
+    IS_TRANSFER,
     NOTHING,
     ROLES,
     SUMS,
     UNKNOWN_SIZE,
     Operation,
     Works,
-    are_transfers,
     by_kind,
     by_operation,
     summed_size,
@@ -309,7 +308,7 @@ class _Calls:
         rows["size"], rows["work"] = calls["size"], calls["work"]
         rows["over_ns"], rows["ends"] = np.where(begun, 0, times[at]), begun | (called == STEP_BACKWARD)
         rows["sums"] = begun & _SUMS[operation]
-        two = begun & are_transfers(operation)
+        two = begun & IS_TRANSFER[operation]
         if self._under_way or two.any():
             step = np.negative(kind == STEP_OVER, dtype=np.int64)
             step[at] += two
@@ -327,10 +326,7 @@ class _Calls:
     def _pair(self, work: _Words, role: npt.NDArray[np.uint8], times: _Times, begun: _Places, rows: Table) -> None:
         """Takes in these calls, whose works are begun there, and what is over of all that is open."""
         before = self._open
-        works = Works(
-            np.concatenate([self.rows["work"][before], work]),
-            np.concatenate([np.full(len(before), BEGINS, np.uint8), role]),
-        )
+        works = Works(work, role, self.rows["work"][before])
         self._open, self.rows = np.concatenate([before, begun]), joined([self.rows, rows])
         ended_ns = np.concatenate([np.zeros(len(before), np.int64), times])[works.over]
         over_ns = np.where(works.over >= 0, ended_ns, np.where(works.again, -1, 0))

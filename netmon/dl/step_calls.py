@@ -15,15 +15,14 @@ import numpy.typing as npt
 
 from netmon.dl.grouped import joined, numbered, order_by, starts
 from netmon.dl.operations import (
-    ALL_TRANSFERS,
     BEGINS,
+    IS_ANY_TRANSFER,
     IS_AWAITED,
     NOTHING,
     ROLES,
     GroupNames,
     Operation,
     Works,
-    by_operation,
     byte_sizes,
     waits_for_gradients,
 )
@@ -48,7 +47,6 @@ _PASS, _AWAITS_SUMS = IS_AWAITED + 1, IS_AWAITED + 2
 """Roles of calls that are of no work: a backward pass, DDP's wait for all sums that have been begun."""
 _ROLES = ROLES.copy()
 _ROLES[STEP_BACKWARD] = _PASS
-_OF_TWO = by_operation(*ALL_TRANSFERS)
 _MOST_KEPT = 65_536  # calls and their events
 _MOST_STEPS = 4_096  # that wait
 _MOST_BYTES = 1 << 44  # of a call
@@ -144,7 +142,7 @@ class StepCalls:
         kept = calls.since(int(until[-1]))
         self._kept, self._count = [kept] if len(kept) else [], len(kept)
         self._since_ns = max(self._since_ns, int(until[-1]))
-        two, whole = _OF_TWO[rows["operation"]], rows["group_size"] == size
+        two, whole = IS_ANY_TRANSFER[rows["operation"]], rows["group_size"] == size
         unnamed = (rows["group"] == UNKNOWN) & np.where(two, (whole | two).all(), whole)  # else it may be another group
         rows["group_rank"][unnamed & two] = rank
         rows["group"][unnamed], rows["group_size"][unnamed] = UNNAMED, size
@@ -156,7 +154,7 @@ class StepCalls:
         if not (kept := role != NOTHING).all():
             table, role = table.compress(kept), role[kept]
         begun = table.take(np.flatnonzero(role == BEGINS))
-        rows, operation, two = np.zeros(len(begun), _CALL), begun["tensors"], _OF_TWO[begun["tensors"]]
+        rows, operation, two = np.zeros(len(begun), _CALL), begun["tensors"], IS_ANY_TRANSFER[begun["tensors"]]
         unknown = np.where(operation == Operation.BARRIER, 0, UNKNOWN)
         addresses, place = numbered(begun["name_hash"])
         known = [self._names.by_address.get(one) for one in addresses.tolist()]
