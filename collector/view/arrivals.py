@@ -9,34 +9,12 @@ import numpy.typing as npt
 
 from collector.view.sessions import ARRIVED
 from netmon.dl.classify import NS_PER_S, crosses
+from netmon.dl.grouped import numbered
 from netmon.records import Class, Columns, Table, joined
 
 # --- What viewers draw of the last seconds of a link: wire bytes per 100 ms and class, for all links at once.
 
 _Numbers = npt.NDArray[np.int64]
-
-
-# --- Equal keys as one group, without sorting where the keys lie close together.
-
-_CLOSE = 64  # × as many slots as there are keys
-
-
-def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """(the distinct keys, ascending; the group of each key), as np.unique with return_inverse gives them."""
-    if not len(keys):
-        return keys, np.empty(0, np.int64)
-    first = int(keys.min())
-    width = int(keys.max()) - first + 1
-    if width > _CLOSE * len(keys):
-        distinct, of_key = np.unique(keys, return_inverse=True)
-        return distinct, of_key.astype(np.int64, copy=False)
-    place = keys - first
-    present = np.zeros(width, np.bool_)
-    present[place] = True
-    distinct = np.flatnonzero(present)
-    number = np.empty(width, np.int32)  # what is not written is not read
-    number[distinct] = np.arange(len(distinct), dtype=np.int32)
-    return distinct + first, number.take(place).astype(np.int64)
 
 
 def summed(group: _Numbers, amount: npt.NDArray[np.generic], count: int) -> _Numbers:
@@ -167,11 +145,11 @@ class ShareHysteresis:
         if not len(link):
             return np.zeros(0, np.bool_)
         jobs = int(job.max()) + 1  # keys that lie close together are grouped without sorting
-        distinct, of_row = groups(link.astype(np.int64) * jobs + job)
+        distinct, of_row = numbered(link.astype(np.int64) * jobs + job)
         pairs = self._positions(distinct // jobs * _MOST_JOBS + distinct % jobs)
         first = int(window.min())
         span = int(window.max()) - first + 1
-        cells, of_cell = groups(of_row * span + (window - first))
+        cells, of_cell = numbered(of_row * span + (window - first))
         on = np.zeros(len(cells), np.bool_)
         on[of_cell[shared]] = True
         return self._walk(pairs[cells // span], cells % span + first, on)[of_cell]
@@ -308,7 +286,7 @@ class Arrivals:
         behind: _Numbers = (present.horizon_ns // np.maximum(present.window_ns, 1)).take(link_of) - number
         nearest = int(behind.min(initial=0))
         span = int(behind.max(initial=0)) - nearest + 1
-        keys, of_row = groups(flow * span + (behind - nearest))
+        keys, of_row = numbered(flow * span + (behind - nearest))
         link, begins = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
         link[of_row], begins[of_row] = link_of, number * width
         payload = summed(of_row, rows["payload_bytes"], len(keys))
@@ -338,7 +316,7 @@ class Arrivals:
         rows = self._seen.take(
             np.flatnonzero((start >= since.take(of_link)) & (start < present.horizon_ns.take(of_link)))
         )
-        numbers, of_row = groups(rows.flow)
+        numbers, of_row = numbered(rows.flow)
         wire = summed(of_row, rows.wire_bytes, len(numbers))
         of_shared = summed(of_row, np.where(rows.classes == Class.DL_SHARED, rows.wire_bytes, 0), len(numbers))
         link = np.empty(len(numbers), np.int64)
@@ -378,11 +356,11 @@ def _shared(
 
     It is the rule of netmon.dl.classify.Windows.shared; window: alike for rows of one link and window, < span.
     """
-    cells, of_row = groups(link * span + window)
+    cells, of_row = numbered(link * span + window)
     gradient = np.where(flows["gradient"], payload, 0)
     foreign = summed(of_row, gradient + np.where(crosses(flows["class"]), payload, 0), len(cells))
     jobs = int(flows["job"].max(initial=0)) + 1
-    own, of_own = groups(of_row * jobs + flows["job"])
+    own, of_own = numbered(of_row * jobs + flows["job"])
     others = foreign.take(of_row) - summed(of_own, gradient, len(own)).take(of_own)
     shared: npt.NDArray[np.bool_] = (others > 0) & (others >= enough.take(link))
     return shared

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_on
 from collector.host.rank import Rank
-from collector.view.arrivals import groups
 from netmon.dl.classify import ring_bytes
+from netmon.dl.grouped import numbered
 from netmon.dl.iterations import Iteration, between
 from netmon.dl.step_alignment import combined
 from netmon.dl.verdict import NOTABLE
@@ -235,7 +235,7 @@ class JobHistory:
         """Of the slowest of the ranks below `size`, of each of the recent iterations, oldest first."""
         rows = self._ended.rows
         members = (rows["rank"] >= 0) & (rows["rank"] < size)
-        numbers, of_row = groups(rows["number"][members])
+        numbers, of_row = numbered(rows["number"][members])
         slowest = np.zeros(len(numbers), np.int64)
         np.maximum.at(slowest, of_row, rows["duration_ns"][members])
         return slowest[-RECENT_ITERATIONS:]
@@ -264,7 +264,7 @@ class JobHistory:
         have it."""
         rows = self._accounted.rows
         rows = rows.compress(np.isin(rows["rank"], list(ranks)))
-        numbers, of_row = groups(rows["number"])
+        numbers, of_row = numbered(rows["number"])
         slowest, shared = np.zeros(len(numbers) + 1), np.zeros(len(numbers) + 1, np.bool_)  # and what is not there yet
         np.maximum.at(slowest, of_row, rows["duration_ns"].astype(np.float64))
         shared[of_row[rows["shared"]]] = True

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from netmon.records import Table
 
 Numbers = npt.NDArray[np.int64]
-_Word = TypeVar("_Word", bound=np.integer)
+_Key = TypeVar("_Key", bound=np.integer)
 
 _MOST = 2**62
+_CLOSE = 64  # × as many slots as there are keys
 
 
 def starts(*keys: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
@@ -33,12 +34,23 @@ def distinct(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
     return np.flatnonzero(present)
 
 
-def numbered(words: npt.NDArray[_Word]) -> tuple[npt.NDArray[_Word], npt.NDArray[np.intp]]:
-    """Each of these words once, ascending; and of each word which one it is. Mostly all are the same."""
-    if len(words) and (words == words[0]).all():
-        return words[:1], np.zeros(len(words), np.intp)
-    once, places = np.unique(words, return_inverse=True)
-    return once, places
+def numbered(keys: npt.NDArray[_Key]) -> tuple[npt.NDArray[_Key], Numbers]:
+    """(the distinct keys, ascending; which one each key is), as np.unique with return_inverse gives them, without
+    sorting where the keys lie close together."""
+    if not len(keys):
+        return keys, np.empty(0, np.int64)
+    first = keys.min()
+    width = int(keys.max()) - int(first) + 1
+    if width == 1:
+        return keys[:1], np.zeros(len(keys), np.int64)
+    if width > _CLOSE * len(keys):
+        distinct_keys, of_key = np.unique(keys, return_inverse=True)
+        return distinct_keys, of_key.astype(np.int64, copy=False)
+    place = (keys - first).astype(np.int64, copy=False)
+    present = distinct(place)
+    number = np.empty(width, np.int32)  # what is not written is not read
+    number[present] = np.arange(len(present), dtype=np.int32)
+    return present.astype(keys.dtype) + first, number.take(place).astype(np.int64)
 
 
 def latest_of(value: Numbers, first: npt.NDArray[np.intp]) -> Numbers:

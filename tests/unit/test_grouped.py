@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.grouped import GroupedValues, edges, order_by, starts
+from netmon.dl.grouped import GroupedValues, edges, numbered, order_by, starts
 
 NEAR, FAR = 50, 2**61
 pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(0, NEAR)), max_size=40)
@@ -51,3 +51,14 @@ def test_words_beyond_what_is_signed_are_put_in_order() -> None:
     words = np.array([2**64 - 1, 2**64 - 3, 2**64 - 2, 2**63], np.uint64)
     assert order_by(words[:3]).tolist() == [1, 2, 0]
     assert order_by(words).tolist() == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize(("kind", "lowest"), [(np.int64, 0), (np.uint64, 2**63 + 10**12)])
+@given(keys=st.lists(st.integers(-(10**12), 10**12) | st.integers(0, 100), max_size=60))
+def test_keys_are_numbered_as_unique_does(kind: type, lowest: int, keys: list[int]) -> None:
+    table = np.array([lowest + key for key in keys], kind)
+    wanted, place = np.unique(table, return_inverse=True)
+    once, of_key = numbered(table)
+    assert once.dtype == table.dtype
+    assert once.tolist() == wanted.tolist()
+    assert of_key.tolist() == place.tolist()

@@ -14,21 +14,11 @@ from collector.view.arrivals import (
     Present,
     SeriesCopy,
     ShareHysteresis,
-    groups,
 )
 from collector.view.sessions import ARRIVED, FLOW
 from netmon.records import Class
 
 MS = 1_000_000
-
-
-@given(st.lists(st.integers(-(10**12), 10**12) | st.integers(0, 100), max_size=60))
-def test_groups_are_those_of_unique(keys):
-    table = np.array(keys, np.int64)
-    wanted, place = np.unique(table, return_inverse=True)
-    distinct, of_key = groups(table)
-    assert distinct.tolist() == wanted.tolist()
-    assert of_key.tolist() == place.tolist()
 
 
 def flags(steady, *on, first=0, link=0, job=1):
