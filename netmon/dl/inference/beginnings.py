@@ -25,6 +25,7 @@ _MET = 0.9  # of the steps begin with a burst
 _SURE_OF_STEP = 3  # of the first ones, all do
 _MANY_BURSTS, _SAME = 8, 0.35  # of the first step; of them, that are in another one
 _SAME_BURSTS, _SAME_LEVEL = 8, 1e-4  # segments and share of the volume that they may be off
+_MOSTLY = 0.5  # of the steps, in which a flow sends the same
 _OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the longest
 
 
@@ -44,21 +45,43 @@ def starts(flows: Sequence[Candidate]) -> list[Start]:
     totals = np.array([c.bursts.total for c in flows])
     order = np.argsort(periods)
     period = float(periods[order][np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)])
-    begun = []
-    for c in flows:
-        volume = _of_step(c, period)
-        found = beginnings(c.bursts.rows, volume) if volume else np.empty(0, np.int64)
-        if len(found) < _LEAST_STEPS:
-            return []
-        begun.append(found)
-    steps = min(map(len, begun))
-    if max(map(len, begun)) > steps + _SURE_OF_STEP:
+    begun = [beginnings(c.bursts.rows, volume) for c in flows if (volume := _of_step(c, period))]
+    steps = min(map(len, begun), default=0)
+    if len(begun) < len(flows) or steps < _LEAST_STEPS or max(map(len, begun)) > steps + _SURE_OF_STEP:
         return []
     tables = [c.bursts.rows for c in flows]
-    times = np.array([rows["start_ns"][found[:steps]] for rows, found in zip(tables, begun, strict=True)])
-    levels = np.array([rows["level"][found[:steps]] for rows, found in zip(tables, begun, strict=True)])
+    begun = _in_step(tables, [found[:steps] for found in begun])
+    times = np.array([rows["start_ns"][found] for rows, found in zip(tables, begun, strict=True)])
+    levels = np.array([rows["level"][found] for rows, found in zip(tables, begun, strict=True)])
     numbers = [c.flow for c in flows]
-    return [(int(times[:, k].min()), dict(zip(numbers, levels[:, k].tolist(), strict=True))) for k in range(steps)]
+    return [
+        (int(times[:, k].min()), dict(zip(numbers, levels[:, k].tolist(), strict=True))) for k in range(times.shape[1])
+    ]
+
+
+def _in_step(tables: Sequence[Table], begun: Sequence[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
+    """Where flows begin their steps, each as many, once those that count other steps are counted anew.
+
+    A step of many blocks may be counted a block too short or too long: its flow gets ahead of the others, or falls
+    behind. What it has in a step is then what it sends in a step of the flow that is in the midst of all: if that is
+    the same in most of them, or explains by how much the flow is ahead.
+    """
+    spans = [np.ptp(rows["start_ns"][found]) for rows, found in zip(tables, begun, strict=True)]
+    middle = int(np.argsort(spans, kind="stable")[len(spans) // 2])
+    times = tables[middle]["start_ns"][begun[middle]]
+    again = []
+    for rows, found, span in zip(tables, begun, spans, strict=True):
+        sent = np.diff(np.append(rows["level"], rows["level"][-1:])[rows["start_ns"].searchsorted(times)])
+        own, volume = float(np.median(np.diff(rows["level"][found]))), float(np.median(sent))
+        if abs(volume - own) > VOLUME_TOLERANCE * own and volume:
+            same = (np.abs(sent / volume - 1) <= VOLUME_TOLERANCE / 2).mean()
+            ahead, explained = span / spans[middle], own / volume
+            if same > _MOSTLY or abs(ahead - explained) < abs(ahead - 1):
+                anew = beginnings(rows, volume)
+                found = anew if len(anew) >= _LEAST_STEPS else found
+        again.append(found)
+    steps = min(map(len, again))
+    return [found[:steps] for found in again]
 
 
 def _of_step(candidate: Candidate, period_ns: float) -> float:
