@@ -11,6 +11,7 @@ from netmon.bench.inference import read, recorded_runs, scores
 from netmon.bench.inference import replay as replay_run
 from netmon.dl.inference.beginnings import starts
 from netmon.dl.inference.bursts import Bursts
+from netmon.dl.inference.job import Job, Words
 from netmon.dl.inference.repetition import Candidate, Repetition, one_differs, recurring_volume
 
 PARALLEL = sorted((recorded_runs() / "parallel").glob("*.parquet"))
@@ -194,6 +195,25 @@ def test_flows_that_are_late_now_and_then_keep_what_they_repeat_themselves_in():
     late.add(np.unique(START + due), np.full(len(due), 150_000), MS)
     found = starts([*flows, counted(3, late, 24)])
     assert set(np.diff([levels[3] for _, levels in found])) == {24 * 150_000}
+
+
+def test_blocks_without_pauses_between_them_are_counted_on():
+    """One flow sends them one right after another from the midst of its seventh step to that of its eighth."""
+    random, block = np.random.default_rng(3), 150_000
+    flows = [counted(flow, layers(random, 6, 24, START), 24) for flow in range(5)]
+    every = {c.flow: c.bursts for c in flows}
+    job = Job("job", {c.flow: (str(c.flow), str((c.flow + 1) % 5)) for c in flows}, {}, Words(MS), MS)
+    ended = job.begin(flows[0].repetition, every, starts(flows))
+    due = START + np.arange(6 * 24, 12 * 24) * 1000 * MS // 24
+    for flow in range(4):
+        every[flow].add(due, np.full(len(due), block), MS)
+    lasting = np.arange(due[12], due[36] - 5 * MS, MS)
+    every[4].add(due[:12], np.full(12, block), MS)
+    every[4].add(lasting, np.full(len(lasting), 24 * block // len(lasting)), MS)
+    every[4].add(due[36:], np.full(len(due) - 36, block), MS)
+    ended += job.follow(every, START + 60_000 * MS)
+    assert len(ended) == 12
+    assert np.abs(np.diff([i.comm_start_ns for i in ended]) - 1000 * MS).max() < 60 * MS
 
 
 def test_a_block_more_in_one_flow_is_no_step():

@@ -225,7 +225,6 @@ class Job:
         self._staggered = bool(starts)
         for remembered in (self._volumes, self._pauses, self._periods):
             remembered.clear()
-        self._volumes.append(found.volume)
         self._pauses.append(int(found.pause_ns))
         self._periods.append(int(found.period_ns))
         onsets = list(starts) or [self._all_at(onset, bursts) for onset in found.onsets_ns.tolist()]
@@ -233,6 +232,7 @@ class Job:
         self._shares = {
             flow: float(np.median(np.diff([levels[flow] for levels in begun]))) for flow, _ in self._kept(bursts)
         }
+        self._volumes.append(round(sum(self._shares.values())) if starts else found.volume)
         last_ns = self._open.time_ns if self._open else self._after_ns
         if not starts:
             onsets = [*self._earlier(*onsets[0], bursts), *onsets]
@@ -263,10 +263,9 @@ class Job:
 
     def _goes_on(self, begun: Beginning, bursts: Mapping[int, Bursts], now_ns: int) -> bool:
         """Whether the open iteration does: it has not all its bytes yet, and the job is not over."""
-        kept = self._kept(bursts)
-        levels = begun.levels
-        if sum(b.total - levels.get(flow, b.total) for flow, b in kept) > (1 + self.tolerance) * self.volume:
+        if self._sent_since(begun, bursts) > (1 + self.tolerance) * self.volume:
             return False
+        kept, levels = self._kept(bursts), begun.levels
         last_ns = max((b.last_ns for flow, b in kept if b.total > levels.get(flow, b.total)), default=begun.time_ns)
         return self.found.ended or not self._is_over(last_ns, now_ns)
 
@@ -274,8 +273,8 @@ class Job:
         """The job is over: its last iteration, if that was a whole one, ends with its traffic."""
         rows = self._since(bursts)
         last: list[InferredIteration] = []
-        whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= self.tolerance * self.volume
-        if self._open and whole and not self._reported:
+        sent = self._sent_since(self._open, bursts) if self._open and len(rows) else 0
+        if self._open and abs(sent - self.volume) <= self.tolerance * self.volume and not self._reported:
             ends = {flow: b.ended_ns for flow, b in self._kept(bursts)}
             last = [self._iteration(self._open, int(rows["end_ns"][-1]), ends)]
             self._reported = True
@@ -302,6 +301,10 @@ class Job:
         if self._open is None:
             return together([], self._resolution_ns)
         return together(self._each_since(self._open, bursts).values(), self._resolution_ns)
+
+    def _sent_since(self, begun: Beginning, bursts: Mapping[int, Bursts]) -> int:
+        """Bytes since an iteration began, which may be within a burst."""
+        return sum(b.total - begun.levels.get(flow, b.total) for flow, b in self._kept(bursts))
 
     def _each_since(self, begun: Beginning, bursts: Mapping[int, Bursts]) -> dict[int, Table]:
         """What each flow did since an iteration began; those that have gone on."""
@@ -373,10 +376,20 @@ class Job:
         difference_ns = (_PATIENCE if self._staggered else SHORT) * self.period_ns
         time_ns = min(t for t, _ in onsets.values() if t >= middle - difference_ns)
         levels = {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
+        if self._staggered and 2 * len(onsets) > len(levels):
+            levels |= self._due(bursts)
         return time_ns, levels | {flow: level for flow, (_, level) in onsets.items()}
 
     def _all_at(self, time_ns: int, bursts: Mapping[int, Bursts]) -> Start:
         return time_ns, {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
+
+    def _due(self, bursts: Mapping[int, Bursts]) -> dict[int, int]:
+        """Levels an iteration after the open one began, of flows that have come so far: be it in the midst of a burst,
+        as where a busy host sends one block right after another.
+        """
+        begun = self._open.levels if self._open else {}
+        due = {flow: round(begun[flow] + self._shares[flow]) for flow, _ in self._kept(bursts) if flow in begun}
+        return {flow: level for flow, level in due.items() if bursts[flow].total >= level}
 
     def _earlier(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> list[Start]:
         """Beginnings of the iterations before, as far back as most flows by themselves have them."""
