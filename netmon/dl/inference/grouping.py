@@ -250,7 +250,7 @@ def _relation(
 def _side(flows: Sequence[Candidate], shared: set[str], now_ns: int, resolution_ns: int) -> Side:
     sends = [c.bursts for c in flows if c.edge[1] in shared]
     receives = [c.bursts for c in flows if c.edge[0] in shared]
-    return Side(sends, receives, _counted(flows) or common(flows, now_ns, resolution_ns))
+    return Side(sends, receives, _counted(starts(flows)) or common(flows, now_ns, resolution_ns))
 
 
 def are_split(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> bool:
@@ -339,13 +339,12 @@ def _of_part(
 def _staggered(flows: Sequence[Candidate]) -> Group | None:
     """The flows as one group, if they count the same steps, though at no moment all of them pause."""
     begun = starts(flows)
-    own = _counted(flows)
+    own = _counted(begun)
     return Group({c.flow: c.edge for c in flows}, own, begun) if own else None
 
 
-def _counted(flows: Sequence[Candidate]) -> Repetition | None:
-    """Their steps, as counted from where the flows began."""
-    begun = starts(flows)
+def _counted(begun: Sequence[Start]) -> Repetition | None:
+    """Steps of several flows, as counted from where they began."""
     if not begun:
         return None
     onsets = np.array([time_ns for time_ns, _ in begun])
