@@ -10,7 +10,7 @@ from training_traffic import BYTES_PER_MS, MS, START, Wire, both_ways, replay, r
 from netmon.bench.inference import read, recorded_runs, scores
 from netmon.bench.inference import replay as replay_run
 from netmon.dl.inference.beginnings import starts
-from netmon.dl.inference.bursts import Bursts
+from netmon.dl.inference.bursts import Bursts, levels_at
 from netmon.dl.inference.job import Job, Words
 from netmon.dl.inference.repetition import Candidate, Repetition, one_differs, recurring_volume
 
@@ -161,6 +161,12 @@ def test_parts_of_a_step_are_known_by_one_that_differs_each_time(parts):
     assert not one_differs(longer, parts)
 
 
+def test_bytes_before_a_time_are_those_of_bursts_that_began_before():
+    bursts = Bursts(MS)
+    bursts.add(np.array([10, 20, 30]) * MS, np.array([5, 7, 9]), MS)
+    assert levels_at(bursts.rows, np.array([0, 10, 11, 30, 31]) * MS).tolist() == [0, 0, 5, 12, 21]
+
+
 def layers(random, steps, blocks, since_ns):
     """Bursts of a flow: so many equal blocks in each step of a second, within 4 ms of where they are due."""
     due = since_ns + np.arange(steps * blocks) * 1000 * MS // blocks + random.integers(0, 4, steps * blocks) * MS
@@ -216,22 +222,20 @@ def test_blocks_without_pauses_between_them_are_counted_on():
     assert np.abs(np.diff([i.comm_start_ns for i in ended]) - 1000 * MS).max() < 60 * MS
 
 
-def test_a_block_more_in_one_flow_is_no_step():
-    """Real training on hosts that are short of cores: two of eight flows were counted by 13 blocks instead of 12."""
-    run = read(recorded_runs() / "mistaken" / "hybrid-4-a-block-off.parquet")
+@pytest.mark.parametrize(
+    ("name", "steps", "groups_of_ranks", "off"),
+    [
+        ("fsdp-3", 37, 1, 0.01),  # disturbed from its beginning: the first four steps look like eight
+        ("hybrid-4-a-block-off", 9, 4, 0.005),  # short of cores: two of eight flows count 13 blocks instead of 12
+    ],
+)
+def test_what_looks_like_a_step_and_is_none(name, steps, groups_of_ranks, off):
+    """Real training."""
+    run = read(recorded_runs() / "mistaken" / f"{name}.parquet")
     [result] = scores(run, replay_run(run))
-    assert (result.true, result.found, result.f1) == (9, 9, 1.0)
-    assert result.boundary_error_fraction < 0.005
-    assert result.groups_exact == result.groups == 4
-
-
-def test_halves_are_not_taken_for_steps():
-    """Real training, disturbed from its beginning: the first four steps look like eight."""
-    run = read(recorded_runs() / "mistaken" / "fsdp-3.parquet")
-    [result] = scores(run, replay_run(run))
-    assert (result.true, result.found, result.f1) == (37, 37, 1.0)
-    assert result.boundary_error_fraction < 0.01
-    assert result.groups_exact == result.groups == 1
+    assert (result.true, result.found, result.f1) == (steps, steps, 1.0)
+    assert result.boundary_error_fraction < off
+    assert result.groups_exact == result.groups == groups_of_ranks
 
 
 @pytest.mark.parametrize("path", PARALLEL, ids=[path.stem for path in PARALLEL])

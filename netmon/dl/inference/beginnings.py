@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import SEGMENT_BYTES, pauses_before, together
+from netmon.dl.inference.bursts import SEGMENT_BYTES, levels_at, pauses_before, together
 from netmon.dl.inference.repetition import INTERVALS, TYPICAL, VOLUME_TOLERANCE, Candidate, Repetition, nearest
 from netmon.records import Table
 
@@ -45,11 +45,17 @@ def starts(flows: Sequence[Candidate]) -> list[Start]:
     totals = np.array([c.bursts.total for c in flows])
     order = np.argsort(periods)
     period = float(periods[order][np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)])
-    begun = [beginnings(c.bursts.rows, volume) for c in flows if (volume := _of_step(c, period))]
-    steps = min(map(len, begun), default=0)
-    if len(begun) < len(flows) or steps < _LEAST_STEPS or max(map(len, begun)) > steps + _SURE_OF_STEP:
+    tables, begun = [], []
+    for c in flows:
+        rows, volume = c.bursts.rows, _of_step(c, period)
+        found = beginnings(rows, volume) if volume else np.empty(0, np.int64)
+        if len(found) < _LEAST_STEPS:
+            return []
+        tables.append(rows)
+        begun.append(found)
+    steps = min(map(len, begun))
+    if max(map(len, begun)) > steps + _SURE_OF_STEP:
         return []
-    tables = [c.bursts.rows for c in flows]
     begun = _in_step(tables, [found[:steps] for found in begun])
     times = np.array([rows["start_ns"][found] for rows, found in zip(tables, begun, strict=True)])
     levels = np.array([rows["level"][found] for rows, found in zip(tables, begun, strict=True)])
@@ -71,7 +77,7 @@ def _in_step(tables: Sequence[Table], begun: Sequence[npt.NDArray[np.int64]]) ->
     times = tables[middle]["start_ns"][begun[middle]]
     again = []
     for rows, found, span in zip(tables, begun, spans, strict=True):
-        sent = np.diff(np.append(rows["level"], rows["level"][-1:])[rows["start_ns"].searchsorted(times)])
+        sent = np.diff(levels_at(rows, times))
         own, volume = float(np.median(np.diff(rows["level"][found]))), float(np.median(sent))
         if abs(volume - own) > VOLUME_TOLERANCE * own and volume:
             same = (np.abs(sent / volume - 1) <= VOLUME_TOLERANCE / 2).mean()

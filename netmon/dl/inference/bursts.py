@@ -253,6 +253,13 @@ def pauses_before(rows: Table) -> npt.NDArray[np.int64]:
     return before
 
 
+def levels_at(rows: Table, times_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bytes of a flow's bursts that began before each time. rows: one or more."""
+    levels = np.append(rows["level"], rows["level"][-1] + rows["volume"][-1])
+    before: npt.NDArray[np.int64] = levels[rows["start_ns"].searchsorted(times_ns)]
+    return before
+
+
 def together(flows: Iterable[Table], resolution_ns: int) -> Table:
     """Many flows as one: bursts are parted where all of them pause. Shape (bursts,), levels from 0 on."""
     rows = joined([np.empty(0, BURST), *flows])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.inference.beginnings import Start, starts
-from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, pauses_before, together
+from netmon.dl.inference.bursts import SEGMENT_BYTES, SHORT, Bursts, Edge, levels_at, pauses_before, together
 from netmon.dl.inference.repetition import (
     INTERVALS,
     VOLUME_TOLERANCE,
@@ -118,29 +118,21 @@ def _lags(one: Side, other: Side, common: Repetition, now_ns: int, resolution_ns
 
 def _whole_windows(one: Side, other: Side, common: Repetition, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     flows = [*one.sends, *one.receives, *other.sends, *other.receives]
-    volumes = np.diff(np.sum([_levels(b, edges) for b in flows], axis=0))
+    volumes = np.diff(np.sum([levels_at(b.rows, edges) for b in flows], axis=0))
     baseline = float(np.median(volumes[:-1]))
     whole: npt.NDArray[np.bool_] = np.abs(volumes - baseline) <= 2 * VOLUME_TOLERANCE * baseline
     whole[:-1] = True
     return whole
 
 
-def _levels(bursts: Bursts, times_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Bytes of the bursts that began before each time."""
-    rows = bursts.rows
-    levels = np.append(rows["level"], bursts.total)
-    before: npt.NDArray[np.int64] = levels[np.searchsorted(rows["start_ns"], times_ns)]
-    return before
-
-
 def _middles(flows: Sequence[Bursts], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
     """When half of a window's bytes had passed, mean of the flows; None where one is silent in a window."""
     found = []
     for b in flows:
-        level = _levels(b, edges)
+        rows = b.rows
+        level = levels_at(rows, edges)
         if not (np.diff(level)[:-1] > 0).all():
             return None
-        rows = b.rows
         passed = np.stack([rows["level"], rows["level"] + rows["volume"]], axis=1).ravel()
         times = np.stack([rows["start_ns"], rows["end_ns"]], axis=1).ravel()
         found.append(np.interp((level[:-1] + level[1:]) / 2, passed, times - edges[0]))

@@ -273,10 +273,10 @@ class Job:
         """The job is over: its last iteration, if that was a whole one, ends with its traffic."""
         rows = self._since(bursts)
         last: list[InferredIteration] = []
-        sent = self._sent_since(self._open, bursts) if self._open and len(rows) else 0
-        if self._open and abs(sent - self.volume) <= self.tolerance * self.volume and not self._reported:
+        begun = self._open if len(rows) and not self._reported else None
+        if begun and abs(self._sent_since(begun, bursts) - self.volume) <= self.tolerance * self.volume:
             ends = {flow: b.ended_ns for flow, b in self._kept(bursts)}
-            last = [self._iteration(self._open, int(rows["end_ns"][-1]), ends)]
+            last = [self._iteration(begun, int(rows["end_ns"][-1]), ends)]
             self._reported = True
         self.found = replace(self._described(), ended=True)
         return last
